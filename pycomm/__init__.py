@@ -1,0 +1,44 @@
+"""pycomm: collective communication for Python arrays.
+
+The names in ``__all__`` are the stable surface. Importing this package loads neither MPI nor CUDA;
+`init` does, when it needs them.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from pycomm.communicator import Communicator
+from pycomm.dtypes import ReduceOp, premul_sum
+from pycomm.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CommError,
+    CommTimeoutError,
+    LibraryNotFoundError,
+    MismatchError,
+    MPIError,
+    PeerError,
+)
+from pycomm.start import init, run_local
+from pycomm.work import Work
+
+__all__ = [
+    "ArgumentTypeError",
+    "ArgumentValueError",
+    "CommError",
+    "CommTimeoutError",
+    "Communicator",
+    "LibraryNotFoundError",
+    "MPIError",
+    "MismatchError",
+    "PeerError",
+    "ReduceOp",
+    "Work",
+    "init",
+    "premul_sum",
+    "run_local",
+]
+
+try:
+    __version__ = version("pycomm-collectives")
+except PackageNotFoundError:  # a source tree on the path that was never installed
+    __version__ = "unknown"

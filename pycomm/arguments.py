@@ -1,0 +1,118 @@
+"""What the arguments of a call must satisfy, checked before anything is sent."""
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from pycomm.buffers import Buffer, as_buffer, check_apart, new_like, same_memory
+from pycomm.dtypes import Op, as_op, check_op
+from pycomm.errors import ArgumentTypeError, ArgumentValueError
+
+__all__ = [
+    "check_axis",
+    "new_array",
+    "own_slot",
+    "part_count",
+    "part_of",
+    "rank_of",
+    "reduce_op",
+    "same_shape",
+    "whole_of",
+]
+
+
+def reduce_op(op: Any, x: Buffer) -> Op:
+    """Return the operation named `op` if it is defined for the dtype of `x`."""
+    known = as_op(op)
+    check_op(known, x.dtype)
+    return known
+
+
+def rank_of(rank: Any, size: int, name: str) -> int:
+    """Return `rank` as an int if it is one of `size` ranks."""
+    try:
+        number = operator.index(rank)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} is a rank, not {type(rank).__name__}") from None
+    if isinstance(rank, bool | np.bool_) or not 0 <= number < size:
+        raise ArgumentValueError(f"{name}={rank!r} is not a rank of a communicator of size {size}")
+    return number
+
+
+def same_shape(x: Buffer, out: Any) -> tuple[Buffer, bool]:
+    """Return the output buffer for a result as large as `x`, and whether that is `x` itself."""
+    if out is None or out is x.owner:
+        # The caller of as_buffer has checked that x is writable only if out was None.
+        return (x if out is None else as_buffer(out, writable=True, name="out")), True
+    target = _output(x, out, x.count)
+    if same_memory(x, target) and x.count:
+        return target, True
+    check_apart(x, target)
+    return target, False
+
+
+def part_count(x: Buffer, size: int) -> int:
+    """Return the elements of one of `size` equal parts of `x`."""
+    part, rest = divmod(x.count, size)
+    if rest:
+        raise ArgumentValueError(
+            f"x has {x.count} elements, which {size} ranks cannot share evenly"
+        )
+    return part
+
+
+def check_axis(x: Buffer, size: int) -> None:
+    """Raise unless axis 0 of `x` can be split into `size` equal parts."""
+    shape = x.array.shape
+    if not shape and size > 1:
+        raise ArgumentValueError("x has no axis to split; pass a one-dimensional array")
+    if shape and shape[0] % size:
+        raise ArgumentValueError(
+            f"axis 0 of x has length {shape[0]} (shape {shape}), which {size} ranks cannot share "
+            "evenly; pass out= to split the elements regardless of shape"
+        )
+
+
+def part_of(x: Buffer, out: Any, size: int) -> Buffer:
+    """Return the output buffer for one of `size` equal parts of `x`."""
+    if out is not None:
+        return _output(x, out, part_count(x, size))
+    check_axis(x, size)
+    shape = x.array.shape
+    return new_like(x, (shape[0] // size, *shape[1:]) if shape else ())
+
+
+def whole_of(x: Buffer, out: Any, size: int) -> Buffer:
+    """Return the output buffer for `size` times `x`, joined along axis 0."""
+    if out is not None:
+        return _output(x, out, x.count * size)
+    shape = x.array.shape
+    return new_like(x, (size * shape[0], *shape[1:]) if shape else (size,))
+
+
+def own_slot(whole: Buffer, part: Buffer, rank: int) -> bool:
+    """Whether `part` is this rank's slot of `whole`; raise if they overlap in any other way."""
+    if part.owner is whole.owner or np.may_share_memory(whole.array, part.array):
+        if part.pointer == whole.pointer + rank * part.nbytes:
+            return True
+        check_apart(whole, part)
+    return False
+
+
+def new_array(like: Buffer, *, copy: bool = False) -> Buffer:
+    """Return a new NumPy array as large as `like`, with its contents if `copy`."""
+    array = like.array.copy() if copy else np.empty(like.array.shape, like.array.dtype)
+    return Buffer(array, like.dtype, array)
+
+
+def _output(x: Buffer, out: Any, count: int) -> Buffer:
+    target = as_buffer(out, writable=True, name="out")
+    if target.dtype is not x.dtype:
+        raise ArgumentTypeError(f"x is {x.dtype.name} and out is {target.dtype.name}")
+    if target.count != count:
+        raise ArgumentValueError(
+            f"out has {target.count} elements, the result has {count} (x has {x.count}); the order "
+            "of arguments is (x, out)"
+        )
+    return target

@@ -1,0 +1,264 @@
+"""The communicator: a group of ranks and the operations between them."""
+
+import warnings
+import zlib
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from pycomm.arguments import rank_of
+from pycomm.bootstrap.leaving import watch
+from pycomm.buffers import Buffer
+from pycomm.collectives import meeting
+from pycomm.deadline import as_timeout
+from pycomm.dtypes import DTYPES
+from pycomm.engine import Call, Engine, as_check
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
+from pycomm.messages import Messages
+from pycomm.movement import Movement
+from pycomm.reductions import Reductions
+from pycomm.transports.base import Transport, await_transport
+
+__all__ = ["Communicator"]
+
+
+class Communicator(Reductions, Movement, Messages):
+    """A group of ranks that exchange arrays.
+
+    Made by `pycomm.init`, `pycomm.run_local`, `Communicator.from_mpi`, and by the split methods.
+    All collectives must be called by all ranks of the communicator in the same order. Ranks are
+    always ranks in this communicator. A communicator serves one thread at a time.
+
+    Arrays are C-contiguous host arrays of any kind with the buffer protocol,
+    ``__array_interface__`` or DLPack. They are joined and split along axis 0. The order is (in,
+    out); without `out`, reductions and broadcast work in place and return `x`, the others return a
+    new array of the kind of `x`. These parameters mean the same everywhere:
+
+    timeout : float, optional
+        Seconds until `CommTimeoutError`; the communicator's own by default. After that error the
+        communicator is broken: only `abort` is possible.
+    algorithm : str
+        ``"auto"``, ``"native"`` (the library's own, or an error) or ``"direct"`` (pycomm's own).
+        Equal on all ranks.
+    async_op : bool
+        Return a `Work` at once instead of waiting. Input and output must not be touched until the
+        work is done.
+
+    Wrong arguments raise `ArgumentTypeError` or `ArgumentValueError` on the calling rank before
+    anything is sent. Failures between ranks raise `CommError`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._host: Communicator | None = None
+        self._children: list[Communicator] = []
+        self._splits = 0
+        watch(self)
+
+    @classmethod
+    def over(
+        cls, transport: Transport, *, timeout: float, check: bool, label: str = "world"
+    ) -> Self:
+        """Return a communicator over a transport of one's own."""
+        return cls(Engine(transport, timeout, check, label, []))
+
+    @classmethod
+    def from_mpi(cls, comm: Any, *, timeout: float = 300.0, check: bool | None = None) -> Self:
+        """Return a communicator over the ranks of an mpi4py communicator.
+
+        Collective over `comm`, which stays the caller's: pycomm works on duplicates of it.
+
+        Parameters
+        ----------
+        comm : mpi4py.MPI.Intracomm
+            The ranks.
+        timeout : float
+            Seconds each operation may take by default, and this one.
+        check : bool, optional
+            Compare the calls of all ranks before each collective; see `pycomm.init`.
+        """
+        from pycomm.bootstrap.mpi import mpi_transport
+
+        allowed = as_timeout(timeout, timeout)
+        transport = mpi_transport(comm, allowed)
+        return cls.over(transport, timeout=allowed, check=as_check(check), label="from_mpi")
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among the ranks of its host, in rank order; no communication."""
+        return self._host_ranks.index(self._rank)
+
+    @property
+    def local_size(self) -> int:
+        """The number of ranks on this host; no communication."""
+        return len(self._host_ranks)
+
+    @property
+    def _host_ranks(self) -> list[int]:
+        hosts = self._engine.transport.hosts
+        return [rank for rank in range(self._size) if hosts[rank] == hosts[self._rank]]
+
+    @property
+    def host(self) -> "Communicator":
+        """The communicator of the ranks of this host, in rank order.
+
+        Collective over those ranks on first use. It belongs to this communicator and is closed
+        with it.
+        """
+        if self._host is None:
+            self._host = self.split_ranks(self._host_ranks)
+            assert self._host is not None
+        return self._host
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: float | None = None
+    ) -> "Communicator | None":
+        """Split into communicators of the ranks with equal `color`; collective over all ranks.
+
+        Parameters
+        ----------
+        color : int or None
+            Which group to join; None for no group.
+        key : int
+            Ranks are numbered by key, equal keys by their rank here.
+
+        Returns
+        -------
+        Communicator or None
+            The new one, closed with this one; None without a color.
+        """
+        _check_number(key, "key")
+        if color is not None:
+            _check_number(color, "color")
+        own = np.array([color is not None, color or 0, key], np.int64)
+        table = np.empty((self._size, 3), np.int64)
+        row = DTYPES["int64"]
+        call = Call(
+            "all_gather", Buffer(own, row, own), Buffer(table, row, table), None, row, 3,
+            operation="split",
+        )  # fmt: skip
+        self._engine.run(call, "auto", timeout, False)
+        if color is None:
+            return None
+        same = [r for r in range(self._size) if table[r, 0] and table[r, 1] == color]
+        return self._new_group(sorted(same, key=lambda r: (table[r, 2], r)), timeout)
+
+    def split_ranks(
+        self, ranks: Iterable[int], *, timeout: float | None = None
+    ) -> "Communicator | None":
+        """Return a communicator of `ranks`, numbered in that order; collective over those only.
+
+        Parameters
+        ----------
+        ranks : iterable of int
+            Ranks of this communicator, without repetition, the same on each of them.
+
+        Returns
+        -------
+        Communicator or None
+            The new one, closed with this one; None, at once, on a rank that is not in `ranks`.
+
+        Raises
+        ------
+        MismatchError
+            If the members disagree about `ranks`.
+        """
+        members = [rank_of(rank, self._size, "ranks") for rank in ranks]
+        if len(set(members)) != len(members) or not members:
+            raise ArgumentValueError(f"ranks must be distinct and not empty, not {members}")
+        return self._new_group(members, timeout) if self._rank in members else None
+
+    def _new_group(self, members: list[int], timeout: float | None) -> "Communicator":
+        """Meet the members, under a deadline, and make their communicator."""
+        engine = self._engine
+        disagree: list[int] = []
+        agreed = zlib.crc32(repr(members).encode())
+        tag = engine.meeting_tag
+        engine.meet(meeting(engine.transport, members, tag, agreed, disagree), "split", timeout)
+        if disagree:
+            raise MismatchError(
+                f"split_ranks on rank {self._rank}: rank {disagree[0]} gives other ranks than "
+                f"{members}",
+                operation="split_ranks",
+                rank=self._rank,
+            )
+        transport = await_transport(engine.transport.split(members), engine.timeout, "split")
+        self._splits += 1
+        family, label = engine.waiter.family, f"{engine.label}/{self._splits}"
+        child = Communicator(Engine(transport, engine.timeout, engine.check, label, family))
+        self._children.append(child)
+        return child
+
+    # --------------------------------------------------------------------------- life cycle
+
+    def close(self) -> None:
+        """Finish what was started, meet the other ranks, and free everything; idempotent.
+
+        Collective. Communicators split from this one are closed first. A broken communicator is
+        aborted instead.
+        """
+        for child in self._children:
+            child.close()
+        self._engine.close()
+
+    def abort(self) -> None:
+        """Give up at once, without talking to any peer; idempotent."""
+        for child in self._children:
+            child.abort()
+        self._engine.abort()
+
+    def leave(self, reason: BaseException) -> None:
+        """Tell the peers that this rank leaves because of `reason`, then abort.
+
+        Those who wait for this rank, now or later, raise `PeerError` at once instead of after
+        their deadline. The context manager does this when an exception passes through it.
+        """
+        self._engine.leave(reason)
+        for child in self._children:
+            child.leave(reason)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+        else:
+            self.leave(error)
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None and engine.state == "open" and "/" not in engine.label:
+            warnings.warn(
+                "a pycomm communicator was dropped without close(); use it in a with statement",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def __repr__(self) -> str:
+        engine = self._engine
+        return (
+            f"<pycomm.Communicator {engine.label}: rank {self._rank} of {self._size}, "
+            f"{engine.state}>"
+        )
+
+    # Names that MPI and NCCL users know.
+    allreduce = Reductions.all_reduce
+    reducescatter = Reductions.reduce_scatter
+    allgather = Movement.all_gather
+    alltoall = Movement.all_to_all
+    bcast = Movement.broadcast
+
+
+def _check_number(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ArgumentTypeError(f"{name} is an int, not {type(value).__name__}")
+    if not -(2**63) <= int(value) < 2**63:
+        raise ArgumentValueError(f"{name}={value} does not fit in 64 bits")

@@ -1,0 +1,389 @@
+"""What every call goes through: state, sequence numbers, choice of road, progress, failure."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pycomm.buffers import Buffer
+from pycomm.checking import compare
+from pycomm.collectives import Exchange, Steps, composed
+from pycomm.deadline import Deadline, as_timeout
+from pycomm.dtypes import DType, Op
+from pycomm.errors import ArgumentValueError, CommError, CommTimeoutError, PeerError
+from pycomm.scratch import ScratchPool
+from pycomm.transports.base import Native, Pending, Transport
+from pycomm.waiting import Waiter
+from pycomm.work import Work
+
+__all__ = ["ALGORITHMS", "Call", "Engine", "as_check"]
+
+#: ``auto``: the library's own collective where it is right and fast, else ``direct``.
+#: ``native``: the library's own or nothing. ``direct``: messages and pycomm's own reduction.
+ALGORITHMS = ("auto", "native", "direct")
+
+_CACHED_CHOICES = 1024
+
+
+def as_check(check: bool | None) -> bool:
+    """Return whether calls are compared across ranks; None asks ``PYCOMM_CHECK``."""
+    if check is None:
+        return os.environ.get("PYCOMM_CHECK", "0").strip().lower() not in ("", "0", "false", "no")
+    return bool(check)
+
+
+# What was in flight when a communicator broke. A message may still land in these arrays, so they
+# live as long as the process.
+_abandoned: list[object] = []
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective, checked and ready to start.
+
+    `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
+    holds the result, `finish` is what remains to do once the data is there.
+    """
+
+    collective: str
+    x: Buffer | None
+    out: Buffer | None
+    target: Buffer | None
+    dtype: DType
+    count: int
+    op: Op | None = None
+    root: int = -1
+    in_place: bool = False
+    finish: Callable[[], None] | None = None
+    operation: str = ""
+
+    def result(self) -> Any:
+        """Do what remains, and return the caller's array."""
+        if self.finish is not None:
+            self.finish()
+        return None if self.target is None else self.target.result()
+
+
+class Engine:
+    """The state of one communicator on one rank."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        timeout: float,
+        check: bool,
+        label: str,
+        family: list[Waiter],
+    ) -> None:
+        self.transport = transport
+        self.timeout = timeout
+        self.check = check
+        self.label = label
+        self.waiter = Waiter(transport, label, family)
+        family.append(self.waiter)
+        self.sequence = 0
+        self.state = "open"
+        self._reason = ""
+        self._lock = threading.Lock()
+        self._active: list[Work] = []
+        self._pool = ScratchPool()
+        self._choices: dict[tuple[str, DType, Op | None, int], Native | None] = {}
+
+    def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
+        """Start `call`; wait for it and return its result, or return a `Work`."""
+        allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
+        native = self._choose(call, algorithm)
+        operation = call.operation or call.collective
+        self.enter(operation)
+        try:
+            deadline = Deadline(allowed)
+            sequence = self.sequence
+            if self.check:
+                self._compare(call, operation, algorithm, deadline)
+            self.sequence += 1
+            if native is None:
+                return self._run_steps(call, operation, sequence, deadline, async_op)
+            pending = None
+            try:
+                pending = native(call.x, call.out, call.root, call.in_place)
+                if async_op or self._active:
+                    work = self._track(
+                        operation, sequence, None, iter((pending,)), call.result, deadline
+                    )
+                    return work if async_op else self._finish(work, deadline)
+                if not pending.test():
+                    self.waiter.wait(pending.test, deadline, operation, sequence)
+                return call.result()
+            except BaseException as error:
+                self.fail(error, operation, sequence, keep=(call, pending))
+                raise
+        finally:
+            self._lock.release()
+
+    def _run_steps(
+        self, call: Call, operation: str, sequence: int, deadline: Deadline, async_op: bool
+    ) -> Any:
+        exchange = Exchange(self.transport, self._tag(sequence), self._pool)
+        steps = composed(
+            call.collective,
+            exchange,
+            None if call.x is None else call.x.flat,
+            None if call.out is None else call.out.flat,
+            call.dtype,
+            call.op,
+            call.root,
+        )
+
+        def result() -> Any:
+            exchange.release()
+            return call.result()
+
+        work = self._track(operation, sequence, None, steps, result, deadline)
+        return work if async_op else self._finish(work, deadline)
+
+    def message(
+        self,
+        operation: str,
+        parts: list[tuple[int, Buffer, bool]],
+        tag: int,
+        result: Callable[[], Any],
+        timeout: float | None,
+        async_op: bool,
+    ) -> Any:
+        """Start messages of the user's, each (peer, buffer, receive)."""
+        deadline = Deadline(as_timeout(timeout, self.timeout))
+        self.enter(operation)
+        try:
+            started: list[Pending] = []
+            try:
+                for peer, buffer, receive in parts:
+                    started.append(
+                        self.transport.post_message(peer, buffer.octets, tag, receive=receive)
+                    )
+            except BaseException as error:
+                self.fail(error, operation, None, keep=(parts, started))
+                raise
+            peers = tuple({peer for peer, _, _ in parts})
+            work = self._track(operation, None, peers, iter(started), result, deadline)
+            return work if async_op else self._finish(work, deadline)
+        finally:
+            self._lock.release()
+
+    def enter(self, operation: str) -> None:
+        """Take the communicator for one call; the caller releases the lock."""
+        if not self._lock.acquire(blocking=False):
+            raise CommError(
+                f"{operation}: {self.label} is in use by another thread; a communicator serves "
+                "one thread at a time, use split() for a second one",
+                operation=operation,
+                rank=self.transport.rank,
+            )
+        if self.state != "open":
+            self._lock.release()
+            raise CommError(
+                f"{operation}: {self.label} is {self.state}{self._reason}",
+                operation=operation,
+                rank=self.transport.rank,
+            )
+
+    def meet(self, steps: Steps, operation: str, timeout: float | None) -> None:
+        """Run steps of pycomm's own, such as meeting before a split, under a deadline."""
+        deadline = Deadline(as_timeout(timeout, self.timeout))
+        self.enter(operation)
+        try:
+            work = self._track(operation, None, None, steps, lambda: None, deadline)
+            self._finish(work, deadline)
+        finally:
+            self._lock.release()
+
+    @property
+    def meeting_tag(self) -> int:
+        """The tag of rounds that belong to no numbered collective."""
+        return self.transport.tag_limit - 1
+
+    def _tag(self, sequence: int) -> int:
+        return sequence % (self.transport.tag_limit - 1)
+
+    def _choose(self, call: Call, algorithm: str) -> Native | None:
+        """Return the native collective to use, None for messages.
+
+        Only what is equal on all ranks may enter here, or ranks would take different roads.
+        """
+        if algorithm == "direct":
+            return None
+        if algorithm not in ALGORITHMS:
+            raise ArgumentValueError(
+                f"unknown algorithm {algorithm!r}; known: {', '.join(ALGORITHMS)}"
+            )
+        key = (call.collective, call.dtype, call.op, call.count)
+        try:
+            native = self._choices[key]
+        except KeyError:
+            native = self.transport.native(*key)
+            if len(self._choices) >= _CACHED_CHOICES:
+                self._choices.clear()
+            self._choices[key] = native
+        if native is None and algorithm == "native":
+            raise ArgumentValueError(
+                f"there is no native {call.collective} for {call.count} elements of "
+                f"{call.dtype.name}" + ("" if call.op is None else f" with op {str(call.op)!r}")
+            )
+        return native
+
+    def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
+        """Compare the call with the other ranks' before anything is sent."""
+        exchange = Exchange(self.transport, self.meeting_tag, self._pool)
+        facts = {
+            "operation": operation,
+            "sequence": self.sequence,
+            "dtype": call.dtype.name,
+            "count": call.count,
+            "op": "" if call.op is None else str(call.op),
+            "root": call.root,
+            "algorithm": algorithm,
+        }
+        verdict: list[CommError] = []
+        work = self._track(
+            operation,
+            self.sequence,
+            None,
+            compare(exchange, facts, verdict),
+            exchange.release,
+            deadline,
+        )
+        self._finish(work, deadline)
+        if verdict:
+            raise verdict[0]
+
+    def _track(
+        self,
+        operation: str,
+        sequence: int | None,
+        peers: tuple[int, ...] | None,
+        steps: Iterator[Pending],
+        result: Callable[[], Any],
+        deadline: Deadline,
+    ) -> Work:
+        """Return a work that has been started."""
+        work = Work(self, operation, sequence, peers, steps, result, deadline)
+        self._active.append(work)
+        try:
+            if work.advance():
+                self._active.remove(work)
+        except BaseException as error:
+            self.fail(error, operation, sequence)
+            raise
+        return work
+
+    def finish(self, work: Work, timeout: float | None) -> None:
+        """Wait for `work` on behalf of `Work.wait`."""
+        deadline = work.deadline if timeout is None else Deadline(as_timeout(timeout, 0.0))
+        if self.state != "open":
+            return
+        self.enter(work.operation)
+        try:
+            self._finish(work, deadline)
+        finally:
+            self._lock.release()
+
+    def poll(self, work: Work) -> bool:
+        """Make progress with all works on behalf of `Work.done`."""
+        if self.state != "open" or not self._lock.acquire(blocking=False):
+            return work.finished
+        try:
+            self._advance_all()
+        except CommError:
+            pass  # the work carries the error, wait() raises it
+        finally:
+            self._lock.release()
+        return work.finished
+
+    def _finish(self, work: Work, deadline: Deadline) -> Any:
+        if not work.finished:
+
+            def ready() -> bool:
+                self._advance_all()
+                return work.finished
+
+            try:
+                self.waiter.wait(ready, deadline, work.operation, work.sequence, work.peers)
+            except BaseException as error:
+                self.fail(error, work.operation, work.sequence)
+                raise
+        return work.wait()
+
+    def _advance_all(self) -> None:
+        ended = False
+        for work in self._active:
+            try:
+                ended |= work.advance()
+            except BaseException as error:
+                self.fail(error, work.operation, work.sequence)
+                raise
+        if ended:
+            self._active = [work for work in self._active if not work.finished]
+
+    def fail(
+        self,
+        error: BaseException,
+        operation: str,
+        sequence: int | None,
+        keep: object = None,
+    ) -> None:
+        """Mark the communicator broken: what is in flight can neither be finished nor recalled."""
+        if self.state != "open":
+            return
+        rank = self.transport.rank
+        if isinstance(error, CommError) and error.operation is None:
+            error.operation, error.sequence, error.rank = operation, sequence, rank
+        place = operation if sequence is None else f"{operation} #{sequence}"
+        self.state = "broken"
+        self._reason = f" since {place} ended with {type(error).__name__}; only abort() is possible"
+        _abandoned.append((list(self._active), keep))
+        for work in self._active:
+            work.fail(error)
+        self._active = []
+        if isinstance(error, CommError) and not isinstance(error, CommTimeoutError | PeerError):
+            self.waiter.give_up(place)  # timeouts have told the peers already
+        self.transport.abort()
+
+    def close(self) -> None:
+        """Finish what was started, meet the other ranks, and free the transport."""
+        if self.state == "broken":
+            self.abort()
+        if self.state != "open":
+            return
+        self.enter("close")
+        deadline = Deadline(self.timeout)
+        try:
+            for work in list(self._active):
+                self._finish(work, deadline)
+            exchange = Exchange(self.transport, self.meeting_tag, self._pool)
+            meeting = composed("barrier", exchange)
+            work = self._track("close", None, None, meeting, lambda: None, deadline)
+            self._finish(work, deadline)
+            self.transport.close()
+            self.state = "closed"
+        finally:
+            self._lock.release()
+
+    def leave(self, reason: BaseException) -> None:
+        """Tell the peers that this rank leaves because of `reason`, then abort."""
+        if self.state == "open":
+            self.waiter.leave(reason)
+            _abandoned.append(list(self._active))
+        self.abort()
+
+    def abort(self) -> None:
+        """Give up at once, without talking to anybody."""
+        if self.state in ("closed", "aborted"):
+            return
+        error = CommError(f"{self.label} was aborted", rank=self.transport.rank)
+        _abandoned.append(list(self._active))
+        for work in self._active:
+            work.fail(error)
+        self._active = []
+        self.state = "aborted"
+        self._reason = ""
+        self.transport.abort()

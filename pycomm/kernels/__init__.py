@@ -1,0 +1,1 @@
+"""Arithmetic on one rank, by kind of memory."""

@@ -1,0 +1,172 @@
+"""Two ways in: `init` for a process among processes, `run_local` for threads as ranks."""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pycomm.bootstrap.detect import Launch, detect
+from pycomm.communicator import Communicator
+from pycomm.deadline import as_timeout
+from pycomm.engine import as_check
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, PeerError
+from pycomm.transports.local import LocalTransport
+
+__all__ = ["init", "run_local"]
+
+_log = logging.getLogger("pycomm")
+_METHODS = ("auto", "mpi", "local")
+
+
+def init(
+    method: str = "auto", *, timeout: float = 300.0, check: bool | None = None
+) -> Communicator:
+    """Return the communicator of all processes that were started together.
+
+    Collective over them. Use it in a ``with`` statement.
+
+    Parameters
+    ----------
+    method : str
+        ``"mpi"``: the ranks of MPI. ``"local"``: this process alone. ``"auto"``: MPI if a launcher
+        has set its variables or MPI is in use already with several ranks, else alone; the reason
+        is logged by the logger ``pycomm`` at level INFO.
+    timeout : float
+        Seconds that each operation may take by default, and this one.
+    check : bool, optional
+        Compare operation, dtype, count, op, root, algorithm and sequence number of all ranks
+        before each collective, and raise the same `MismatchError` on every rank if they differ.
+        Costs one small exchange a call. Default: the environment variable ``PYCOMM_CHECK``.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        If MPI is needed and cannot be loaded.
+    CommError
+        If the launcher and MPI disagree about the number of ranks, or ranks cannot be reached.
+    CommTimeoutError
+        If the other ranks do not take part in time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pycomm
+    >>> with pycomm.init("local") as comm:
+    ...     comm.all_reduce(np.ones(3), op="sum")
+    array([1., 1., 1.])
+    """
+    if method not in _METHODS:
+        raise ArgumentValueError(
+            f"unknown method {method!r}; known: {', '.join(map(repr, _METHODS))}"
+        )
+    allowed, checked = as_timeout(timeout, timeout), as_check(check)
+    launch = detect(os.environ)
+    chosen, reason = _choose(method, launch)
+    _log.info("init uses %s: %s", chosen, reason)
+    if chosen == "local":
+        return Communicator.over(LocalTransport.create(1)[0], timeout=allowed, check=checked)
+    from pycomm.bootstrap.mpi import world_transport
+
+    transport = world_transport(launch, allowed)
+    return Communicator.over(transport, timeout=allowed, check=checked)
+
+
+def _choose(method: str, launch: Launch | None) -> tuple[str, str]:
+    if method != "auto":
+        return method, "asked for"
+    if launch is not None and launch.name == "torchrun":
+        raise CommError(
+            f"torchrun started {launch.size} processes, and pycomm has no road between them yet "
+            "without MPI: start them with `pycomm run -n N script.py`, mpirun or srun"
+        )
+    if launch is not None:
+        return "mpi", f"{launch.name} has set {launch.evidence}={launch.size}"
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        size = mpi.COMM_WORLD.Get_size()
+        if size > 1:
+            return "mpi", f"MPI is in use with {size} ranks"
+    return "local", "no launcher has set its variables"
+
+
+def run_local(
+    size: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 300.0,
+    check: bool | None = None,
+) -> list[Any]:
+    """Run ``function(comm, *args)`` on `size` ranks that are threads of this process.
+
+    For tests, notebooks, and code that has no MPI. Threads share the interpreter, so this is about
+    convenience, not speed.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    function : callable
+        Gets its rank's `Communicator`, then `args`, which all ranks share.
+    timeout, check
+        As in `init`.
+
+    Returns
+    -------
+    list
+        What each rank returned, in rank order.
+
+    Raises
+    ------
+    BaseException
+        What a rank raised, the first that was not a consequence of another rank's. The other ranks
+        are told, and end with `PeerError` where they wait for it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pycomm
+    >>> pycomm.run_local(3, lambda comm: int(comm.all_reduce(np.array([comm.rank]))[0]))
+    [3, 3, 3]
+    """
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise ArgumentTypeError(f"size is an int, not {type(size).__name__}")
+    if size < 1:
+        raise ArgumentValueError(f"size must be at least 1, not {size}")
+    allowed, checked = as_timeout(timeout, timeout), as_check(check)
+    comms = [
+        Communicator.over(transport, timeout=allowed, check=checked)
+        for transport in LocalTransport.create(size)
+    ]
+    results: list[Any] = [None] * size
+    failures: list[tuple[int, BaseException]] = []
+
+    def run(rank: int) -> None:
+        try:
+            with comms[rank] as comm:
+                results[rank] = function(comm, *args)
+        except BaseException as error:
+            failures.append((rank, error))
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)  # short, to see Ctrl-C
+    except BaseException as error:
+        for comm in comms:
+            comm.leave(error)
+        raise
+    if failures:
+        rank, cause = next(
+            (failure for failure in failures if not isinstance(failure[1], PeerError)), failures[0]
+        )
+        cause.add_note(f"raised on rank {rank} of {size}")
+        raise cause
+    return results

@@ -1,0 +1,1 @@
+"""Roads between ranks; `base` is the protocol that each of them implements."""

@@ -1,0 +1,131 @@
+"""The protocol of a road between ranks for host memory.
+
+A transport starts things and never waits: it hands out a `Pending`, and whoever needs the result
+polls it under a deadline (`pycomm.waiting`). That keeps every wait in one place, where signals,
+deadlines and lost peers are seen.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pycomm.buffers import Buffer
+from pycomm.deadline import Deadline
+from pycomm.dtypes import DType, Op
+from pycomm.errors import CommTimeoutError
+
+__all__ = ["Array", "Native", "Pending", "Transport", "await_transport", "message_spans"]
+
+Array = np.ndarray[Any, Any]
+
+#: MPI counts are C ints, and Open MPI 5 has no other: longer messages go in pieces of this size.
+MESSAGE_LIMIT = 1 << 30
+
+
+def message_spans(nbytes: int, limit: int = MESSAGE_LIMIT) -> list[tuple[int, int]]:
+    """Cut ``[0, nbytes)`` into spans of at most `limit` bytes.
+
+    An empty message is one empty span: it still has to arrive.
+    """
+    if nbytes <= limit:
+        return [(0, nbytes)]
+    return [(start, min(start + limit, nbytes)) for start in range(0, nbytes, limit)]
+
+
+class Pending(Protocol):
+    """Communication that has been started."""
+
+    def test(self) -> bool:
+        """Make progress; return whether all of it is complete, then and ever after.
+
+        Raises
+        ------
+        CommError
+            If it failed.
+        """
+
+
+#: ``native(x, out, root, in_place) -> Pending``: a collective that the library underneath does.
+Native = Callable[[Buffer | None, Buffer | None, int, bool], Pending]
+
+
+class Transport(Protocol):
+    """A road between the ranks of one communicator."""
+
+    rank: int
+    size: int
+    #: For each rank, a number that is equal for the ranks of one host.
+    hosts: tuple[int, ...]
+    #: Tags below this are free for messages.
+    tag_limit: int
+
+    def post(
+        self,
+        sends: Sequence[tuple[int, Array]],
+        recvs: Sequence[tuple[int, Array]],
+        tag: int,
+    ) -> Pending:
+        """Start one round of messages, all in flight together.
+
+        Each is (peer, bytes as a one-dimensional uint8 array). Messages between a pair of ranks
+        with one tag arrive in the order in which they were posted. The arrays must stay alive and
+        unchanged until the round is complete.
+        """
+
+    def post_message(self, peer: int, data: Array, tag: int, *, receive: bool) -> Pending:
+        """Start one message of the user's, apart from those of collectives.
+
+        Completing a receive whose message has another length raises `MismatchError`.
+        """
+
+    def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
+        """Return the library's own `collective` if it is right and fast for such calls.
+
+        `count` is the number of elements of the smaller side: the whole of all_reduce, reduce and
+        broadcast, a rank's part of the others. The answer is the same on all ranks.
+        """
+
+    def idle(self, spins: int) -> None:
+        """Let others run; called by a wait that has found nothing `spins` times in a row."""
+
+    def notify(self, peer: int, note: bytes) -> Pending | None:
+        """Start sending a short note outside of all operations; None if the peer is unreachable."""
+
+    def notes(self) -> list[tuple[int, bytes]]:
+        """Return the notes that have arrived, as (peer, note)."""
+
+    def split(self, ranks: Sequence[int]) -> "Pending":
+        """Start making a transport for `ranks` of this one, in that order.
+
+        Called by those ranks only, after they have met. The `Pending` carries the new transport as
+        its ``transport`` attribute once complete.
+        """
+
+    def close(self) -> None:
+        """Free what the transport holds; all ranks have met before."""
+
+    def abort(self) -> None:
+        """Give everything up without talking to any peer."""
+
+
+def await_transport(creation: Any, timeout: float, what: str) -> Transport:
+    """Wait for a transport in the making.
+
+    Raises
+    ------
+    CommTimeoutError
+        If `timeout` seconds pass: not all ranks take part.
+    """
+    deadline = Deadline(timeout)
+    while not creation.test():
+        if deadline.passed:
+            error = CommTimeoutError(
+                f"{what}: not all ranks have taken part within {timeout:g} s", operation=what
+            )
+            error.timeout = timeout
+            raise error
+        time.sleep(0)
+    transport: Transport = creation.transport
+    return transport

@@ -1,0 +1,380 @@
+"""MPI through mpi4py. Importing this module initialises MPI.
+
+Everything is started non-blocking and polled, since a blocking MPI call sees neither deadlines nor
+Ctrl-C. Each communicator has two MPI communicators of its own: one for collectives, one for notes
+and the user's messages, so that none of them can match another's.
+"""
+
+import faulthandler
+import os
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from pycomm.buffers import Buffer
+from pycomm.dtypes import DType, Kind, Op, ReduceOp
+from pycomm.errors import MismatchError, MPIError
+from pycomm.transports.base import Array, Native, Pending, message_spans
+
+__all__ = ["Creation", "MPITransport", "library", "shut_down"]
+
+_INT_MAX = 2**31 - 1
+_NOTE_TAG = 0
+_FIRST_USER_TAG = 8
+_NOTE_LIMIT = 1024  # bytes
+_YIELD_EVERY = 16
+_PATIENCE = 1000  # spins after which a wait yields even where every rank has a core
+
+_OPS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.PROD: MPI.PROD,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+}
+
+# Open MPI's non-blocking all_reduce loses to messages and our own reduction from some slice
+# (bytes a rank) on, because it copies in place and does not pipeline. Measured on 2 cores, Open
+# MPI 5.0.11, float32: with two ranks always, with four from 512 KiB a slice.
+_SLICE_LIMIT_PAIR = 4 << 10
+_SLICE_LIMIT = 512 << 10
+
+# Whether a communicator of this process was given up with messages in flight.
+_unclean = False
+
+
+def library() -> str:
+    """Return the name and version of the MPI in use, for messages."""
+    return str(MPI.Get_library_version()).partition("\n")[0].rstrip("\0 ,")
+
+
+def _failure(error: MPI.Exception, rank: int) -> MPIError | MismatchError:
+    error_class = error.Get_error_class()
+    if error_class == MPI.ERR_TRUNCATE:
+        return MismatchError(
+            f"rank {rank} received more bytes than it expects: the ranks' counts or dtypes differ "
+            "(init(check=True) says which rank)",
+            rank=rank,
+        )
+    failure = MPIError(f"MPI failed on rank {rank}: {error.Get_error_string()}", rank=rank)
+    failure.code, failure.error_class = error.Get_error_code(), error_class
+    return failure
+
+
+class _Request:
+    """The `Pending` of one MPI request; `keep` holds what MPI reads and writes."""
+
+    __slots__ = ("_keep", "_rank", "_test")
+
+    def __init__(self, request: MPI.Request, rank: int, keep: object) -> None:
+        self._test = request.Test
+        self._rank = rank
+        self._keep = keep
+
+    def test(self) -> bool:
+        try:
+            return bool(self._test())
+        except MPI.Exception as error:
+            raise _failure(error, self._rank) from error
+
+
+class _Round:
+    """The `Pending` of posted messages; it checks that each receive got all of its bytes."""
+
+    __slots__ = ("_expected", "_keep", "_rank", "_requests", "_statuses")
+
+    def __init__(
+        self,
+        requests: list[MPI.Request],
+        expected: list[tuple[int, int]],
+        rank: int,
+        keep: object,
+    ) -> None:
+        self._requests = requests
+        self._expected = expected  # (source, bytes) of the receives, which come first in requests
+        self._statuses = [MPI.Status() for _ in requests] if expected else None
+        self._rank = rank
+        self._keep = keep
+
+    def test(self) -> bool:
+        try:
+            if not MPI.Request.Testall(self._requests, self._statuses):
+                return False
+        except MPI.Exception as error:
+            raise _failure(error, self._rank) from error
+        if self._statuses is not None:
+            for (source, nbytes), status in zip(self._expected, self._statuses, strict=False):
+                if status.Get_count(MPI.BYTE) != nbytes:
+                    raise MismatchError(
+                        f"rank {self._rank} waits for {nbytes} bytes from rank {source}, which "
+                        f"sends {status.Get_count(MPI.BYTE)}",
+                        rank=self._rank,
+                    )
+            self._statuses = None
+        return True
+
+
+class Creation:
+    """The `Pending` of a new transport, which is `transport` once complete."""
+
+    def __init__(self, steps: "Generator[MPI.Request, None, MPITransport]", rank: int) -> None:
+        self._steps = steps
+        self._rank = rank
+        self._request: MPI.Request | None = None
+        self.transport: MPITransport | None = None
+
+    def test(self) -> bool:
+        """Go as far as is possible without waiting; return whether the transport is there."""
+        try:
+            while self.transport is None:
+                if self._request is not None and not self._request.Test():
+                    return False
+                self._request = next(self._steps)
+        except StopIteration as end:
+            self.transport = end.value
+        except MPI.Exception as error:
+            raise _failure(error, self._rank) from error
+        return True
+
+
+class MPITransport:
+    """The road of this process in one MPI communicator."""
+
+    def __init__(
+        self,
+        rounds: MPI.Intracomm,
+        messages: MPI.Intracomm,
+        hosts: tuple[int, ...],
+        crowded: bool,
+    ) -> None:
+        self._rounds = rounds
+        self._messages = messages
+        self._crowded = crowded
+        self.rank: int = rounds.Get_rank()
+        self.size: int = rounds.Get_size()
+        self.hosts = hosts
+        self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
+        self._natives: dict[str, Callable[..., MPI.Request]] = {
+            "all_gather": self._all_gather,
+            "all_to_all": self._all_to_all,
+            "broadcast": self._broadcast,
+            "gather": self._gather,
+            "scatter": self._scatter,
+            "barrier": lambda *_: rounds.Ibarrier(),
+        }
+
+    @classmethod
+    def create(cls, comm: MPI.Intracomm) -> Creation:
+        """Start making a transport over the ranks of `comm`, which stays the caller's."""
+        return Creation(cls._create(comm), comm.Get_rank())
+
+    @classmethod
+    def _create(cls, comm: MPI.Intracomm) -> "Generator[MPI.Request, None, MPITransport]":
+        rounds, request = comm.Idup()
+        yield request
+        messages, request = rounds.Idup()
+        yield request
+        for made in (rounds, messages):
+            made.Set_errhandler(MPI.ERRORS_RETURN)
+        # Blocking, but all ranks have just met in the duplications above.
+        shared = rounds.Split_type(MPI.COMM_TYPE_SHARED)
+        # A record a rank: the lowest rank of its host, and which cores it may use.
+        record = np.zeros(8 + 128, np.uint8)
+        leader = np.array([rounds.Get_rank()], np.int64)
+        yield shared.Ibcast([leader, MPI.INT64_T], root=0)
+        record[:8] = leader.view(np.uint8)
+        for core in os.sched_getaffinity(0):
+            if core < 1024:
+                record[8 + core // 8] |= 1 << core % 8
+        records = np.empty((rounds.Get_size(), record.size), np.uint8)
+        yield rounds.Iallgather([record, MPI.BYTE], [records, record.size, MPI.BYTE])
+        shared.Free()
+        hosts = records[:, :8].copy().view(np.int64)[:, 0]
+        here = hosts == leader[0]
+        cores = int(np.unpackbits(np.bitwise_or.reduce(records[here, 8:], axis=0)).sum())
+        crowded = int(here.sum()) > cores
+        return cls(rounds, messages, tuple(int(host) for host in hosts), crowded)
+
+    def post(
+        self, sends: Sequence[tuple[int, Array]], recvs: Sequence[tuple[int, Array]], tag: int
+    ) -> Pending:
+        """Start one round of messages."""
+        return self._start(self._rounds, sends, recvs, tag)
+
+    def post_message(self, peer: int, data: Array, tag: int, *, receive: bool) -> Pending:
+        """Start one message of the user's."""
+        sends, recvs = ([], [(peer, data)]) if receive else ([(peer, data)], [])
+        return self._start(self._messages, sends, recvs, tag + _FIRST_USER_TAG)
+
+    def _start(
+        self,
+        comm: MPI.Intracomm,
+        sends: Sequence[tuple[int, Array]],
+        recvs: Sequence[tuple[int, Array]],
+        tag: int,
+    ) -> Pending:
+        requests: list[MPI.Request] = []
+        expected: list[tuple[int, int]] = []
+        try:
+            for peer, data in recvs:
+                for start, stop in message_spans(data.size):
+                    expected.append((peer, stop - start))
+                    part = [data[start:stop], stop - start, MPI.BYTE]
+                    requests.append(comm.Irecv(part, peer, tag))
+            for peer, data in sends:
+                for start, stop in message_spans(data.size):
+                    part = [data[start:stop], stop - start, MPI.BYTE]
+                    requests.append(comm.Isend(part, peer, tag))
+        except MPI.Exception as error:
+            raise _failure(error, self.rank) from error
+        return _Round(requests, expected, self.rank, (sends, recvs))
+
+    def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
+        """Return MPI's own non-blocking collective where it is right and fast.
+
+        Moving bytes is right for every dtype. Reducing is left to pycomm where MPI has no datatype
+        or a slow one, and for min and max of floats: MPI may lose a NaN, and differently on each
+        rank.
+        """
+        if count * dtype.itemsize > _INT_MAX:
+            return None
+        if op is None:
+            start = self._natives[collective]
+        elif (reduction := self._native_reduction(collective, dtype, op, count)) is not None:
+            start = reduction
+        else:
+            return None
+        rank = self.rank
+
+        def run(x: Buffer | None, out: Buffer | None, root: int, in_place: bool) -> Pending:
+            try:
+                return _Request(start(x, out, root, in_place), rank, (x, out))
+            except MPI.Exception as error:
+                raise _failure(error, rank) from error
+
+        return run
+
+    def _native_reduction(
+        self, collective: str, dtype: DType, op: Op, count: int
+    ) -> Callable[..., MPI.Request] | None:
+        if dtype.mpi is None or not isinstance(op, ReduceOp) or op not in _OPS:
+            return None
+        if dtype.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
+            return None
+        datatype, operation, comm = getattr(MPI, dtype.mpi), _OPS[op], self._rounds
+        if collective == "all_reduce":
+            limit = _SLICE_LIMIT_PAIR if self.size == 2 else _SLICE_LIMIT
+            if self.size > 1 and count * dtype.itemsize > limit * self.size:
+                return None
+
+            def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> MPI.Request:
+                send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
+                return comm.Iallreduce(send, [out.array, count, datatype], operation)
+
+            return all_reduce
+        if collective == "reduce":
+
+            def reduce(x: Buffer, out: Buffer | None, root: int, in_place: bool) -> MPI.Request:
+                send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
+                recv = None if out is None else [out.array, count, datatype]
+                return comm.Ireduce(send, recv, operation, root)
+
+            return reduce
+
+        def reduce_scatter(x: Buffer, out: Buffer, *_: object) -> MPI.Request:
+            recv = [out.array, count, datatype]
+            return comm.Ireduce_scatter_block([x.array, count, datatype], recv, operation)
+
+        return reduce_scatter
+
+    def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> MPI.Request:
+        send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
+        return self._rounds.Iallgather(send, [out.octets, x.nbytes, MPI.BYTE])
+
+    def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> MPI.Request:
+        part = x.nbytes // self.size
+        return self._rounds.Ialltoall([x.octets, part, MPI.BYTE], [out.octets, part, MPI.BYTE])
+
+    def _broadcast(self, x: Buffer, _: Buffer, root: int, __: bool) -> MPI.Request:
+        return self._rounds.Ibcast([x.octets, x.nbytes, MPI.BYTE], root)
+
+    def _gather(self, x: Buffer, out: Buffer | None, root: int, in_place: bool) -> MPI.Request:
+        send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
+        recv = None if out is None else [out.octets, x.nbytes, MPI.BYTE]
+        return self._rounds.Igather(send, recv, root)
+
+    def _scatter(self, x: Buffer | None, out: Buffer, root: int, in_place: bool) -> MPI.Request:
+        send = None if x is None else [x.octets, out.nbytes, MPI.BYTE]
+        recv = MPI.IN_PLACE if in_place else [out.octets, out.nbytes, MPI.BYTE]
+        return self._rounds.Iscatter(send, recv, root)
+
+    def idle(self, spins: int) -> None:
+        """Yield the core where ranks outnumber cores, or after a long while."""
+        # MPI yields by itself inside Test when it was told so; doing it every time costs twice.
+        if spins % _YIELD_EVERY == 0 and (self._crowded or spins > _PATIENCE):
+            os.sched_yield()
+
+    def notify(self, peer: int, note: bytes) -> Pending | None:
+        """Start sending a note."""
+        data = np.frombuffer(note[:_NOTE_LIMIT], np.uint8)
+        try:
+            request = self._messages.Isend([data, MPI.BYTE], peer, _NOTE_TAG)
+        except MPI.Exception as error:
+            raise _failure(error, self.rank) from error
+        return _Request(request, self.rank, data)
+
+    def notes(self) -> list[tuple[int, bytes]]:
+        """Return the notes that have arrived."""
+        arrived = []
+        status = MPI.Status()
+        try:
+            while (found := self._messages.Improbe(MPI.ANY_SOURCE, _NOTE_TAG, status)) is not None:
+                note = bytearray(status.Get_count(MPI.BYTE))
+                found.Recv([note, MPI.BYTE])
+                arrived.append((status.Get_source(), bytes(note)))
+        except MPI.Exception as error:
+            raise _failure(error, self.rank) from error
+        return arrived
+
+    def split(self, ranks: Sequence[int]) -> Creation:
+        """Start making a transport for `ranks`, who have met."""
+        return Creation(self._split(tuple(ranks)), self.rank)
+
+    def _split(self, ranks: tuple[int, ...]) -> "Generator[MPI.Request, None, MPITransport]":
+        group = self._rounds.Get_group()
+        members = group.Incl(ranks)
+        rounds = self._rounds.Create_group(members)
+        members.Free()
+        group.Free()
+        messages, request = rounds.Idup()
+        yield request
+        for made in (rounds, messages):
+            made.Set_errhandler(MPI.ERRORS_RETURN)
+        hosts = tuple(self.hosts[rank] for rank in ranks)
+        return MPITransport(rounds, messages, hosts, self._crowded)
+
+    def close(self) -> None:
+        """Free the two communicators; all ranks have met before."""
+        try:
+            self._messages.Free()
+            self._rounds.Free()
+        except MPI.Exception as error:
+            raise _failure(error, self.rank) from error
+
+    def abort(self) -> None:
+        """Leave everything as it is: freeing would talk to peers that may be gone."""
+        global _unclean
+        _unclean = True
+
+
+def shut_down(seconds: float) -> None:
+    """Finalize MPI before the process ends, if a communicator was given up.
+
+    MPI_Finalize waits for peers that may never come. Nothing hangs: after `seconds` the process
+    ends with exit status 1, showing where it stood.
+    """
+    if _unclean and MPI.Is_initialized() and not MPI.Is_finalized():
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        MPI.Finalize()
+        faulthandler.cancel_dump_traceback_later()
