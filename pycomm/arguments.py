@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pycomm.buffers import Buffer, as_buffer, check_apart, new_like, same_memory
-from pycomm.dtypes import Op, as_op, check_op
+from pycomm.buffers import Buffer, as_buffer, new_like, same_memory
+from pycomm.dtypes import DType, Op, as_op, check_op
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
@@ -22,11 +22,20 @@ __all__ = [
 ]
 
 
+# What has passed check_op, by name; every reduction asks.
+_checked_ops: dict[tuple[str, DType], Op] = {}
+
+
 def reduce_op(op: Any, x: Buffer) -> Op:
     """Return the operation named `op` if it is defined for the dtype of `x`."""
-    known = as_op(op)
-    check_op(known, x.dtype)
-    return known
+    try:
+        return _checked_ops[op, x.dtype]
+    except (KeyError, TypeError):
+        known = as_op(op)
+        check_op(known, x.dtype)
+        if isinstance(op, str):
+            _checked_ops[op, x.dtype] = known
+        return known
 
 
 def rank_of(rank: Any, size: int, name: str) -> int:
@@ -46,10 +55,7 @@ def same_shape(x: Buffer, out: Any) -> tuple[Buffer, bool]:
         # The caller of as_buffer has checked that x is writable only if out was None.
         return (x if out is None else as_buffer(out, writable=True, name="out")), True
     target = _output(x, out, x.count)
-    if same_memory(x, target) and x.count:
-        return target, True
-    check_apart(x, target)
-    return target, False
+    return target, same_memory(x, target)
 
 
 def part_count(x: Buffer, size: int) -> int:
@@ -94,9 +100,7 @@ def whole_of(x: Buffer, out: Any, size: int) -> Buffer:
 def own_slot(whole: Buffer, part: Buffer, rank: int) -> bool:
     """Whether `part` is this rank's slot of `whole`; raise if they overlap in any other way."""
     if part.owner is whole.owner or np.may_share_memory(whole.array, part.array):
-        if part.pointer == whole.pointer + rank * part.nbytes:
-            return True
-        check_apart(whole, part)
+        return part.pointer == whole.pointer + rank * part.nbytes or same_memory(whole, part)
     return False
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from pycomm.dlpack import HOST_DEVICES, from_dlpack
-from pycomm.dtypes import DType, as_dtype
+from pycomm.dtypes import BY_NUMPY, DType, as_dtype
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Buffer", "as_buffer", "check_apart", "new_like", "same_memory"]
+__all__ = ["Buffer", "as_buffer", "new_like", "same_memory"]
 
 Array = np.ndarray[Any, Any]
 
@@ -28,31 +28,28 @@ class Buffer:
         A C-contiguous view of the memory, in the caller's shape.
     dtype : DType
         The row of the dtype table.
-    count, nbytes : int
-        Elements and bytes.
+    count : int
+        Elements.
     owner : object
         What the caller passed in, and gets back.
     """
 
-    __slots__ = ("array", "count", "dtype", "nbytes", "owner", "wrap")
+    __slots__ = ("array", "count", "dtype", "owner")
 
-    def __init__(
-        self,
-        array: Array,
-        dtype: DType,
-        owner: Any,
-        wrap: Callable[[Array], Any] | None = None,
-    ) -> None:
+    def __init__(self, array: Array, dtype: DType, owner: Any) -> None:
         self.array = array
         self.dtype = dtype
-        self.count = array.size
-        self.nbytes = array.nbytes
+        self.count: int = array.size
         self.owner = owner
-        self.wrap = wrap
 
     def result(self) -> Any:
-        """Return what the caller gets: the owner, or a new array of the caller's kind."""
-        return self.owner if self.wrap is None else self.wrap(self.array)
+        """Return what the caller gets."""
+        return self.owner
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(self.array.nbytes)
 
     @property
     def flat(self) -> Array:
@@ -68,6 +65,20 @@ class Buffer:
     def pointer(self) -> int:
         """Address of the first byte."""
         return int(self.array.__array_interface__["data"][0])
+
+
+class _Foreign(Buffer):
+    """A new buffer whose caller gets it as an array of another library."""
+
+    __slots__ = ("_wrap",)
+
+    def __init__(self, array: Array, dtype: DType, wrap: Callable[[Array], Any]) -> None:
+        super().__init__(array, dtype, array)
+        self._wrap = wrap
+
+    def result(self) -> Any:
+        # Only once the data is there: some libraries copy what they import.
+        return self._wrap(self.array)
 
 
 def as_buffer(x: Any, *, writable: bool = False, name: str = "x") -> Buffer:
@@ -103,7 +114,8 @@ def as_buffer(x: Any, *, writable: bool = False, name: str = "x") -> Buffer:
         raise ArgumentValueError(
             f"{name} is read-only and the result would be written into it; pass out= or a copy"
         )
-    return Buffer(array, as_dtype(array.dtype), x)
+    dtype = array.dtype
+    return Buffer(array, BY_NUMPY.get(dtype) or as_dtype(dtype), x)
 
 
 def _as_host_array(x: Any, name: str) -> Array:
@@ -153,18 +165,26 @@ def _refuse_device(x: Any, name: str) -> None:
 
 
 def same_memory(a: Buffer, b: Buffer) -> bool:
-    """Whether `a` and `b` are the same bytes."""
-    return a.owner is b.owner or (a.nbytes == b.nbytes and a.pointer == b.pointer)
+    """Whether `a` and `b` are the same bytes.
 
-
-def check_apart(x: Buffer, out: Buffer) -> None:
-    """Raise `ArgumentValueError` if `x` and `out` share memory."""
-    # For contiguous arrays the comparison of bounds is exact.
-    if np.may_share_memory(x.array, out.array):
-        raise ArgumentValueError(
-            "x and out overlap without being the same elements; the result would overwrite "
-            "input that is still to be read"
-        )
+    Raises
+    ------
+    ArgumentValueError
+        If they overlap in part.
+    """
+    first, second = a.array, b.array
+    if first is not second:
+        if first.flags.owndata and second.flags.owndata:
+            return False
+        # For contiguous arrays the comparison of bounds is exact.
+        if not np.may_share_memory(first, second):
+            return False
+    if a.nbytes == b.nbytes and a.pointer == b.pointer:
+        return True
+    raise ArgumentValueError(
+        "x and out overlap without being the same elements; the result would overwrite input that "
+        "is still to be read"
+    )
 
 
 def new_like(like: Buffer, shape: tuple[int, ...]) -> Buffer:
@@ -196,5 +216,4 @@ def new_like(like: Buffer, shape: tuple[int, ...]) -> Buffer:
         raise ArgumentTypeError(
             f"cannot make a new {type(owner).__name__} for the result ({error}); pass out="
         ) from error
-    # Wrapped once the data is there: some libraries copy what they import.
-    return Buffer(array, like.dtype, array, wrap)
+    return _Foreign(array, like.dtype, wrap)

@@ -10,6 +10,7 @@ import numpy as np
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
+    "BY_NUMPY",
     "DTYPES",
     "DType",
     "Kind",
@@ -91,8 +92,8 @@ DTYPES: dict[str, DType] = {
     )
 }
 
-# NumPy dtypes are looked up on every call: by the dtype object, which hashes fast.
-_BY_NUMPY: dict[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES.values()}
+#: The rows by NumPy dtype, which is what every call looks up.
+BY_NUMPY: dict[np.dtype[Any], DType] = {row.numpy: row for row in DTYPES.values()}
 
 
 def as_dtype(dtype: Any) -> DType:
@@ -117,7 +118,7 @@ def as_dtype(dtype: Any) -> DType:
         resolved = dtype if isinstance(dtype, np.dtype) else np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(f"{dtype!r} is not a dtype: {error}") from None
-    row = _BY_NUMPY.get(resolved)
+    row = BY_NUMPY.get(resolved)
     if row is not None:
         return row
     if not resolved.isnative:

@@ -15,7 +15,7 @@ from pycomm.errors import ArgumentValueError, CommError, CommTimeoutError, PeerE
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Native, Pending, Transport
 from pycomm.waiting import Waiter
-from pycomm.work import Work
+from pycomm.work import Tested, Work
 
 __all__ = ["ALGORITHMS", "Call", "Engine", "as_check"]
 
@@ -24,6 +24,16 @@ __all__ = ["ALGORITHMS", "Call", "Engine", "as_check"]
 ALGORITHMS = ("auto", "native", "direct")
 
 _CACHED_CHOICES = 1024
+
+
+def _composed_instead(*_: object) -> Callable[[], bool]:
+    raise AssertionError("stands for a collective made of messages, and is never called")
+
+
+_COMPOSED: Native = _composed_instead
+
+# Looks before a wait sets up its deadline: a small message takes less than the setting up.
+_QUICK_TESTS = (None,) * 20
 
 
 def as_check(check: bool | None) -> bool:
@@ -43,7 +53,8 @@ class Call:
     """One collective, checked and ready to start.
 
     `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
-    holds the result, `finish` is what remains to do once the data is there.
+    holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
+    the data is there.
     """
 
     collective: str
@@ -55,6 +66,7 @@ class Call:
     op: Op | None = None
     root: int = -1
     in_place: bool = False
+    prepare: Callable[[], None] | None = None
     finish: Callable[[], None] | None = None
     operation: str = ""
 
@@ -88,36 +100,42 @@ class Engine:
         self._lock = threading.Lock()
         self._active: list[Work] = []
         self._pool = ScratchPool()
-        self._choices: dict[tuple[str, DType, Op | None, int], Native | None] = {}
+        self._choices: dict[tuple[str, DType, Op | None, int], Native] = {}
 
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
-        native = self._choose(call, algorithm)
+        key = (call.collective, call.dtype, call.op, call.count)
+        native = self._choices.get(key) if algorithm == "auto" else None
+        if native is None:
+            native = self._choose(key, algorithm)
         operation = call.operation or call.collective
-        self.enter(operation)
+        if self.state != "open" or not self._lock.acquire(False):
+            self.enter(operation)
         try:
-            deadline = Deadline(allowed)
             sequence = self.sequence
             if self.check:
-                self._compare(call, operation, algorithm, deadline)
-            self.sequence += 1
-            if native is None:
-                return self._run_steps(call, operation, sequence, deadline, async_op)
-            pending = None
+                self._compare(call, operation, algorithm, Deadline(allowed))
+            self.sequence = sequence + 1
+            if call.prepare is not None:
+                call.prepare()
+            if native is _COMPOSED:
+                return self._run_steps(call, operation, sequence, Deadline(allowed), async_op)
             try:
-                pending = native(call.x, call.out, call.root, call.in_place)
+                test = native(call.x, call.out, call.root, call.in_place)
                 if async_op or self._active:
-                    work = self._track(
-                        operation, sequence, None, iter((pending,)), call.result, deadline
-                    )
+                    deadline = Deadline(allowed)
+                    steps = iter((Tested(test),))
+                    work = self._track(operation, sequence, None, steps, call.result, deadline)
                     return work if async_op else self._finish(work, deadline)
-                if not pending.test():
-                    self.waiter.wait(pending.test, deadline, operation, sequence)
+                for _ in _QUICK_TESTS:
+                    if test():
+                        break
+                else:
+                    self.waiter.wait(test, Deadline(allowed), operation, sequence)
                 return call.result()
             except BaseException as error:
-                self.fail(error, operation, sequence, keep=(call, pending))
-                raise
+                raise self.fail(error, operation, sequence, keep=call) from error.__cause__
         finally:
             self._lock.release()
 
@@ -162,8 +180,8 @@ class Engine:
                         self.transport.post_message(peer, buffer.octets, tag, receive=receive)
                     )
             except BaseException as error:
-                self.fail(error, operation, None, keep=(parts, started))
-                raise
+                failure = self.fail(error, operation, None, keep=(parts, started))
+                raise failure from error.__cause__
             peers = tuple({peer for peer, _, _ in parts})
             work = self._track(operation, None, peers, iter(started), result, deadline)
             return work if async_op else self._finish(work, deadline)
@@ -205,31 +223,30 @@ class Engine:
     def _tag(self, sequence: int) -> int:
         return sequence % (self.transport.tag_limit - 1)
 
-    def _choose(self, call: Call, algorithm: str) -> Native | None:
-        """Return the native collective to use, None for messages.
+    def _choose(self, key: tuple[str, DType, Op | None, int], algorithm: str) -> Native:
+        """Return the native collective to use, `_COMPOSED` for messages.
 
         Only what is equal on all ranks may enter here, or ranks would take different roads.
         """
         if algorithm == "direct":
-            return None
+            return _COMPOSED
         if algorithm not in ALGORITHMS:
             raise ArgumentValueError(
                 f"unknown algorithm {algorithm!r}; known: {', '.join(ALGORITHMS)}"
             )
-        key = (call.collective, call.dtype, call.op, call.count)
-        try:
-            native = self._choices[key]
-        except KeyError:
-            native = self.transport.native(*key)
-            if len(self._choices) >= _CACHED_CHOICES:
-                self._choices.clear()
-            self._choices[key] = native
-        if native is None and algorithm == "native":
-            raise ArgumentValueError(
-                f"there is no native {call.collective} for {call.count} elements of "
-                f"{call.dtype.name}" + ("" if call.op is None else f" with op {str(call.op)!r}")
-            )
-        return native
+        native = self.transport.native(*key)
+        if algorithm == "native":
+            if native is None:
+                collective, dtype, op, count = key
+                raise ArgumentValueError(
+                    f"there is no native {collective} for {count} elements of {dtype.name}"
+                    + ("" if op is None else f" with op {str(op)!r}")
+                )
+            return native
+        if len(self._choices) >= _CACHED_CHOICES:
+            self._choices.clear()
+        self._choices[key] = native or _COMPOSED
+        return native or _COMPOSED
 
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
@@ -272,8 +289,7 @@ class Engine:
             if work.advance():
                 self._active.remove(work)
         except BaseException as error:
-            self.fail(error, operation, sequence)
-            raise
+            raise self.fail(error, operation, sequence) from error.__cause__
         return work
 
     def finish(self, work: Work, timeout: float | None) -> None:
@@ -309,8 +325,7 @@ class Engine:
             try:
                 self.waiter.wait(ready, deadline, work.operation, work.sequence, work.peers)
             except BaseException as error:
-                self.fail(error, work.operation, work.sequence)
-                raise
+                raise self.fail(error, work.operation, work.sequence) from error.__cause__
         return work.wait()
 
     def _advance_all(self) -> None:
@@ -319,8 +334,7 @@ class Engine:
             try:
                 ended |= work.advance()
             except BaseException as error:
-                self.fail(error, work.operation, work.sequence)
-                raise
+                raise self.fail(error, work.operation, work.sequence) from error.__cause__
         if ended:
             self._active = [work for work in self._active if not work.finished]
 
@@ -330,10 +344,17 @@ class Engine:
         operation: str,
         sequence: int | None,
         keep: object = None,
-    ) -> None:
-        """Mark the communicator broken: what is in flight can neither be finished nor recalled."""
+    ) -> BaseException:
+        """Mark the communicator broken: what is in flight can neither be finished nor recalled.
+
+        Returns
+        -------
+        BaseException
+            What to raise: `error` in pycomm's terms.
+        """
+        error = self.transport.explain(error)
         if self.state != "open":
-            return
+            return error
         rank = self.transport.rank
         if isinstance(error, CommError) and error.operation is None:
             error.operation, error.sequence, error.rank = operation, sequence, rank
@@ -347,6 +368,7 @@ class Engine:
         if isinstance(error, CommError) and not isinstance(error, CommTimeoutError | PeerError):
             self.waiter.give_up(place)  # timeouts have told the peers already
         self.transport.abort()
+        return error
 
     def close(self) -> None:
         """Finish what was started, meet the other ranks, and free the transport."""

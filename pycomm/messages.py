@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pycomm.arguments import rank_of
-from pycomm.buffers import Buffer, as_buffer, check_apart
+from pycomm.buffers import Buffer, as_buffer, same_memory
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Call
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
@@ -99,7 +99,8 @@ class Messages(Member):
         """
         sent = as_buffer(x)
         target = as_buffer(out, writable=True, name="out")
-        check_apart(sent, target)
+        if same_memory(sent, target):
+            raise ArgumentValueError("x and out are the same memory; send_recv needs two arrays")
         parts = [
             (rank_of(source, self._size, "source"), target, True),
             (rank_of(dest, self._size, "dest"), sent, False),

@@ -1,6 +1,9 @@
 """The collectives that move data, and the barrier."""
 
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from pycomm.arguments import (
     check_axis,
@@ -121,16 +124,19 @@ class Movement(Member):
         """
         root = rank_of(root, self._size, "root")
         at_root = self._rank == root
+        finish = None
         if out is None:
             moved = target = as_buffer(x, writable=not at_root)
         elif at_root:
             moved = as_buffer(x)
             target, in_place = same_shape(moved, out)
             if not in_place:
-                target.flat[:] = moved.flat
+                finish = partial(np.copyto, target.flat, moved.flat)
         else:
             moved = target = as_buffer(out, writable=True, name="out")
-        call = Call("broadcast", moved, None, target, moved.dtype, moved.count, root=root)
+        call = Call(
+            "broadcast", moved, None, target, moved.dtype, moved.count, root=root, finish=finish
+        )
         return self._engine.run(call, algorithm, timeout, async_op)
 
     def gather(

@@ -1,17 +1,38 @@
 """The collectives that reduce."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pycomm.arguments import new_array, own_slot, part_of, rank_of, reduce_op, same_shape
 from pycomm.buffers import Buffer, as_buffer
-from pycomm.dtypes import Kind, PremulSum, ReduceOp
+from pycomm.dtypes import Kind, Op, PremulSum, ReduceOp
 from pycomm.engine import Call
 from pycomm.kernels.host import divide, premultiply
 from pycomm.member import Member
 
 __all__ = ["Reductions"]
 
+_SUM, _AVG = ReduceOp.SUM, ReduceOp.AVG  # looking a member up takes a while in Python 3.11
 _DIVIDED = (Kind.FLOAT, Kind.COMPLEX)  # where an average is a sum, divided afterwards
+
+_Step = Callable[[], None] | None
+
+
+def _around_sum(
+    op: Op, source: Buffer, product: Buffer | None, result: Buffer | None, size: int
+) -> tuple[Op, _Step, _Step]:
+    """Return the operation to run, and what has to be done before and after it.
+
+    Averages are sums that are divided, premultiplied sums are sums of products. `product` receives
+    the products (None: make no use of them here), `result` is where the sum arrives, if it does.
+    """
+    if isinstance(op, PremulSum):
+        assert product is not None
+        return _SUM, partial(premultiply, source.flat, product.flat, source.dtype, op), None
+    if op is _AVG and source.dtype.kind in _DIVIDED:
+        return _SUM, None, None if result is None else partial(divide, result.flat, size)
+    return op, None, None
 
 
 class Reductions(Member):
@@ -48,15 +69,14 @@ class Reductions(Member):
         source = as_buffer(x, writable=out is None)
         target, in_place = same_shape(source, out)
         op = reduce_op(op, source)
-        finish = None
-        if type(op) is PremulSum:
-            premultiply(source.flat, target.flat, source.dtype, op)
-            source, in_place, op = target, True, ReduceOp.SUM
-        elif op is ReduceOp.AVG and source.dtype.kind in _DIVIDED:
-            op, finish = ReduceOp.SUM, lambda: divide(target.flat, self._size)
+        prepare = finish = None
+        if op is not _SUM:
+            op, prepare, finish = _around_sum(op, source, target, target, self._size)
+            if prepare is not None:
+                source, in_place = target, True
         call = Call(
             "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
-            finish,
+            prepare, finish,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)
 
@@ -97,19 +117,17 @@ class Reductions(Member):
         in_place = False
         if at_root:
             target, in_place = same_shape(source, out)
-        finish = None
-        if type(op) is PremulSum:
-            product = new_array(source) if target is None else target
-            premultiply(source.flat, product.flat, source.dtype, op)
-            source, in_place, op = product, at_root, ReduceOp.SUM
-        elif op is ReduceOp.AVG and source.dtype.kind in _DIVIDED:
-            op = ReduceOp.SUM
-            if target is not None:
-                whole = target.flat
-                finish = lambda: divide(whole, self._size)  # noqa: E731
+        # Other ranks keep their x, so the products need a place of their own.
+        product = target
+        if product is None and isinstance(op, PremulSum):
+            product = new_array(source)
+        op, prepare, finish = _around_sum(op, source, product, target, self._size)
+        if prepare is not None:
+            assert product is not None
+            source, in_place = product, at_root
         call = Call(
             "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
-            finish,
+            prepare, finish,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)
 
@@ -144,24 +162,22 @@ class Reductions(Member):
         source = as_buffer(x)
         op = reduce_op(op, source)
         target = part_of(source, out, self._size)
-        if type(op) is PremulSum:
-            product = new_array(source)
-            premultiply(source.flat, product.flat, source.dtype, op)
-            source, op = product, ReduceOp.SUM
-        divided = op is ReduceOp.AVG and source.dtype.kind in _DIVIDED
         # MPI's own reduce_scatter knows no such thing as an output within the input.
-        result = target
-        if own_slot(source, target, self._rank):
-            result = new_array(target)
+        inside = own_slot(source, target, self._rank)
+        result = new_array(target) if inside else target
+        product = new_array(source) if isinstance(op, PremulSum) else None
+        op, prepare, divided = _around_sum(op, source, product, result, self._size)
+        if product is not None:
+            source = product
 
         def finish() -> None:
-            if divided:
-                divide(result.flat, self._size)
-            if result is not target:
+            if divided is not None:
+                divided()
+            if inside:
                 target.flat[:] = result.flat
 
         call = Call(
-            "reduce_scatter", source, result, target, source.dtype, target.count,
-            ReduceOp.SUM if divided else op, -1, False, finish,
+            "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
+            prepare, finish,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)

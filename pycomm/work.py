@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pycomm.deadline import Deadline
 from pycomm.transports.base import Pending
 
-__all__ = ["Progress", "Work"]
+__all__ = ["Progress", "Tested", "Work"]
 
 # How often an awaiting task looks: a few times as fast as the event loop turns, then now and then.
 _QUICK_LOOKS = 200
@@ -22,6 +22,13 @@ class Progress(Protocol):
 
     def poll(self, work: "Work") -> bool:
         """Make progress with everything; return whether `work` is done."""
+
+
+class Tested:
+    """The `Pending` of what is tested by a function."""
+
+    def __init__(self, test: Callable[[], bool]) -> None:
+        self.test = test
 
 
 class Work:

@@ -42,13 +42,14 @@ class Pending(Protocol):
 
         Raises
         ------
-        CommError
-            If it failed.
+        Exception
+            If it failed; `Transport.explain` puts it in pycomm's terms.
         """
 
 
-#: ``native(x, out, root, in_place) -> Pending``: a collective that the library underneath does.
-Native = Callable[[Buffer | None, Buffer | None, int, bool], Pending]
+#: ``native(x, out, root, in_place) -> test``: starts a collective of the library underneath, and
+#: returns the test whether it is complete, which keeps alive what the library reads and writes.
+Native = Callable[[Buffer | None, Buffer | None, int, bool], Callable[[], bool]]
 
 
 class Transport(Protocol):
@@ -86,6 +87,9 @@ class Transport(Protocol):
         `count` is the number of elements of the smaller side: the whole of all_reduce, reduce and
         broadcast, a rank's part of the others. The answer is the same on all ranks.
         """
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return `error` in pycomm's terms, itself if it is no error of the library underneath."""
 
     def idle(self, spins: int) -> None:
         """Let others run; called by a wait that has found nothing `spins` times in a row."""

@@ -187,6 +187,10 @@ class LocalTransport:
         """Return None: there is no library underneath."""
         return None
 
+    def explain(self, error: BaseException) -> BaseException:
+        """Return `error`: no library underneath has errors of its own."""
+        return error
+
     def idle(self, spins: int) -> None:  # noqa: ARG002
         """Sleep until a peer rings, but not for long: deadlines and signals have to be seen."""
         box = self._box

@@ -49,34 +49,14 @@ def library() -> str:
     return str(MPI.Get_library_version()).partition("\n")[0].rstrip("\0 ,")
 
 
-def _failure(error: MPI.Exception, rank: int) -> MPIError | MismatchError:
-    error_class = error.Get_error_class()
-    if error_class == MPI.ERR_TRUNCATE:
-        return MismatchError(
-            f"rank {rank} received more bytes than it expects: the ranks' counts or dtypes differ "
-            "(init(check=True) says which rank)",
-            rank=rank,
-        )
-    failure = MPIError(f"MPI failed on rank {rank}: {error.Get_error_string()}", rank=rank)
-    failure.code, failure.error_class = error.Get_error_code(), error_class
-    return failure
-
-
 class _Request:
-    """The `Pending` of one MPI request; `keep` holds what MPI reads and writes."""
+    """The `Pending` of one MPI request."""
 
-    __slots__ = ("_keep", "_rank", "_test")
+    __slots__ = ("_keep", "test")
 
-    def __init__(self, request: MPI.Request, rank: int, keep: object) -> None:
-        self._test = request.Test
-        self._rank = rank
+    def __init__(self, request: MPI.Request, keep: object) -> None:
+        self.test = request.Test
         self._keep = keep
-
-    def test(self) -> bool:
-        try:
-            return bool(self._test())
-        except MPI.Exception as error:
-            raise _failure(error, self._rank) from error
 
 
 class _Round:
@@ -98,11 +78,8 @@ class _Round:
         self._keep = keep
 
     def test(self) -> bool:
-        try:
-            if not MPI.Request.Testall(self._requests, self._statuses):
-                return False
-        except MPI.Exception as error:
-            raise _failure(error, self._rank) from error
+        if not MPI.Request.Testall(self._requests, self._statuses):
+            return False
         if self._statuses is not None:
             for (source, nbytes), status in zip(self._expected, self._statuses, strict=False):
                 if status.Get_count(MPI.BYTE) != nbytes:
@@ -118,9 +95,8 @@ class _Round:
 class Creation:
     """The `Pending` of a new transport, which is `transport` once complete."""
 
-    def __init__(self, steps: "Generator[MPI.Request, None, MPITransport]", rank: int) -> None:
+    def __init__(self, steps: "Generator[MPI.Request, None, MPITransport]") -> None:
         self._steps = steps
-        self._rank = rank
         self._request: MPI.Request | None = None
         self.transport: MPITransport | None = None
 
@@ -133,8 +109,6 @@ class Creation:
                 self._request = next(self._steps)
         except StopIteration as end:
             self.transport = end.value
-        except MPI.Exception as error:
-            raise _failure(error, self._rank) from error
         return True
 
 
@@ -167,7 +141,7 @@ class MPITransport:
     @classmethod
     def create(cls, comm: MPI.Intracomm) -> Creation:
         """Start making a transport over the ranks of `comm`, which stays the caller's."""
-        return Creation(cls._create(comm), comm.Get_rank())
+        return Creation(cls._create(comm))
 
     @classmethod
     def _create(cls, comm: MPI.Intracomm) -> "Generator[MPI.Request, None, MPITransport]":
@@ -216,18 +190,15 @@ class MPITransport:
     ) -> Pending:
         requests: list[MPI.Request] = []
         expected: list[tuple[int, int]] = []
-        try:
-            for peer, data in recvs:
-                for start, stop in message_spans(data.size):
-                    expected.append((peer, stop - start))
-                    part = [data[start:stop], stop - start, MPI.BYTE]
-                    requests.append(comm.Irecv(part, peer, tag))
-            for peer, data in sends:
-                for start, stop in message_spans(data.size):
-                    part = [data[start:stop], stop - start, MPI.BYTE]
-                    requests.append(comm.Isend(part, peer, tag))
-        except MPI.Exception as error:
-            raise _failure(error, self.rank) from error
+        for peer, data in recvs:
+            for start, stop in message_spans(data.size):
+                expected.append((peer, stop - start))
+                part = [data[start:stop], stop - start, MPI.BYTE]
+                requests.append(comm.Irecv(part, peer, tag))
+        for peer, data in sends:
+            for start, stop in message_spans(data.size):
+                part = [data[start:stop], stop - start, MPI.BYTE]
+                requests.append(comm.Isend(part, peer, tag))
         return _Round(requests, expected, self.rank, (sends, recvs))
 
     def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
@@ -245,13 +216,12 @@ class MPITransport:
             start = reduction
         else:
             return None
-        rank = self.rank
 
-        def run(x: Buffer | None, out: Buffer | None, root: int, in_place: bool) -> Pending:
-            try:
-                return _Request(start(x, out, root, in_place), rank, (x, out))
-            except MPI.Exception as error:
-                raise _failure(error, rank) from error
+        def run(
+            x: Buffer | None, out: Buffer | None, root: int, in_place: bool
+        ) -> Callable[[], bool]:
+            # The request holds the arrays it was given.
+            return start(x, out, root, in_place).Test
 
         return run
 
@@ -309,6 +279,23 @@ class MPITransport:
         recv = MPI.IN_PLACE if in_place else [out.octets, out.nbytes, MPI.BYTE]
         return self._rounds.Iscatter(send, recv, root)
 
+    def explain(self, error: BaseException) -> BaseException:
+        """Return an error of MPI as pycomm's."""
+        if not isinstance(error, MPI.Exception):
+            return error
+        explained: MPIError | MismatchError
+        error_class = error.Get_error_class()
+        if error_class == MPI.ERR_TRUNCATE:
+            explained = MismatchError(
+                f"rank {self.rank} received more bytes than it expects: the ranks' counts or "
+                "dtypes differ (init(check=True) says on which)"
+            )
+        else:
+            explained = MPIError(f"MPI failed on rank {self.rank}: {error.Get_error_string()}")
+            explained.code, explained.error_class = error.Get_error_code(), error_class
+        explained.__cause__ = error
+        return explained
+
     def idle(self, spins: int) -> None:
         """Yield the core where ranks outnumber cores, or after a long while."""
         # MPI yields by itself inside Test when it was told so; doing it every time costs twice.
@@ -318,28 +305,21 @@ class MPITransport:
     def notify(self, peer: int, note: bytes) -> Pending | None:
         """Start sending a note."""
         data = np.frombuffer(note[:_NOTE_LIMIT], np.uint8)
-        try:
-            request = self._messages.Isend([data, MPI.BYTE], peer, _NOTE_TAG)
-        except MPI.Exception as error:
-            raise _failure(error, self.rank) from error
-        return _Request(request, self.rank, data)
+        return _Request(self._messages.Isend([data, MPI.BYTE], peer, _NOTE_TAG), data)
 
     def notes(self) -> list[tuple[int, bytes]]:
         """Return the notes that have arrived."""
         arrived = []
         status = MPI.Status()
-        try:
-            while (found := self._messages.Improbe(MPI.ANY_SOURCE, _NOTE_TAG, status)) is not None:
-                note = bytearray(status.Get_count(MPI.BYTE))
-                found.Recv([note, MPI.BYTE])
-                arrived.append((status.Get_source(), bytes(note)))
-        except MPI.Exception as error:
-            raise _failure(error, self.rank) from error
+        while (found := self._messages.Improbe(MPI.ANY_SOURCE, _NOTE_TAG, status)) is not None:
+            note = bytearray(status.Get_count(MPI.BYTE))
+            found.Recv([note, MPI.BYTE])
+            arrived.append((status.Get_source(), bytes(note)))
         return arrived
 
     def split(self, ranks: Sequence[int]) -> Creation:
         """Start making a transport for `ranks`, who have met."""
-        return Creation(self._split(tuple(ranks)), self.rank)
+        return Creation(self._split(tuple(ranks)))
 
     def _split(self, ranks: tuple[int, ...]) -> "Generator[MPI.Request, None, MPITransport]":
         group = self._rounds.Get_group()
@@ -356,11 +336,8 @@ class MPITransport:
 
     def close(self) -> None:
         """Free the two communicators; all ranks have met before."""
-        try:
-            self._messages.Free()
-            self._rounds.Free()
-        except MPI.Exception as error:
-            raise _failure(error, self.rank) from error
+        self._messages.Free()
+        self._rounds.Free()
 
     def abort(self) -> None:
         """Leave everything as it is: freeing would talk to peers that may be gone."""
