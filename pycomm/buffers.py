@@ -121,8 +121,12 @@ def as_buffer(x: Any, *, writable: bool = False, name: str = "x") -> Buffer:
 def _as_host_array(x: Any, name: str) -> Array:
     if isinstance(x, np.ma.MaskedArray):
         raise ArgumentTypeError(f"{name} is a masked array; send {name}.data and {name}.mask")
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, np.ndarray):
         return np.asarray(x)
+    if isinstance(x, np.generic):
+        scalar = np.asarray(x)  # a copy, which nobody would see change
+        scalar.flags.writeable = False
+        return scalar
     _refuse_device(x, name)
     try:
         view = memoryview(x)

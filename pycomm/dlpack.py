@@ -124,7 +124,7 @@ def from_dlpack(x: Any) -> np.ndarray[Any, Any]:
         "shape": shape,
         "strides": strides,
         "data": (tensor.data + tensor.byte_offset, readonly),
-        "typestr": dtype.str if dtype.kind in "biufc" else f"|V{dtype.itemsize}",
+        "typestr": dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}",
     }
     return np.asarray(_Exporter(interface, capsule)).view(dtype)
 

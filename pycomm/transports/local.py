@@ -79,6 +79,7 @@ class _Receive:
     source: int
     key: _Key
     into: Array
+    done: bool = False
 
 
 class _Round:
@@ -93,7 +94,9 @@ class _Round:
 
     def test(self) -> bool:
         if self._receives:
-            self._receives = [r for r in self._receives if not self._transport.take(r)]
+            for receive in self._receives:
+                self._transport.match(receive.key)
+            self._receives = [receive for receive in self._receives if not receive.done]
         if self._sent:
             self._sent = [message for message in self._sent if not message.taken]
         return not self._receives and not self._sent
@@ -117,6 +120,8 @@ class LocalTransport:
     def __init__(self, group: _Group, rank: int) -> None:
         self._group = group
         self._box = group.boxes[rank]
+        # Receives by key in the order they were posted: messages go to them in that order.
+        self._posted: dict[_Key, deque[_Receive]] = {}
         self._split_counts: dict[tuple[int, ...], int] = {}
         self._seen = 0
         self._gone = False
@@ -134,13 +139,13 @@ class LocalTransport:
         self, sends: Sequence[tuple[int, Array]], recvs: Sequence[tuple[int, Array]], tag: int
     ) -> Pending:
         """Start one round of messages."""
-        receives = [_Receive(peer, (peer, "round", tag), into) for peer, into in recvs]
+        receives = [self._receive(peer, "round", tag, into) for peer, into in recvs]
         return _Round(self, [self._send(p, "round", tag, data) for p, data in sends], receives)
 
     def post_message(self, peer: int, data: Array, tag: int, *, receive: bool) -> Pending:
         """Start one message of the user's."""
         if receive:
-            return _Round(self, [], [_Receive(peer, (peer, "user", tag), data)])
+            return _Round(self, [], [self._receive(peer, "user", tag, data)])
         return _Round(self, [self._send(peer, "user", tag, data)], [])
 
     def _send(self, peer: int, channel: str, tag: int, data: Array) -> _Message:
@@ -154,28 +159,39 @@ class LocalTransport:
         box.ring()
         return message
 
-    def take(self, receive: _Receive) -> bool:
-        """Receive a message if it is there."""
-        with self._box.bell:
-            waiting = self._box.messages.get(receive.key)
-            if not waiting:
-                return False
-            message = waiting.popleft()
-            if not waiting:
-                del self._box.messages[receive.key]
+    def _receive(self, peer: int, channel: str, tag: int, into: Array) -> _Receive:
+        receive = _Receive(peer, (peer, channel, tag), into)
+        self._posted.setdefault(receive.key, deque()).append(receive)
+        return receive
+
+    def match(self, key: _Key) -> None:
+        """Receive what has arrived under `key`."""
+        while key in self._posted:
+            with self._box.bell:
+                waiting = self._box.messages.get(key)
+                if not waiting:
+                    return
+                message = waiting.popleft()
+                if not waiting:
+                    del self._box.messages[key]
+            receive = self._posted[key].popleft()
+            if not self._posted[key]:
+                del self._posted[key]
+            self._deliver(message, receive)
+
+    def _deliver(self, message: _Message, receive: _Receive) -> None:
         try:
             if message.data.size != receive.into.size:
                 raise MismatchError(
                     f"rank {self.rank} waits for {receive.into.size} bytes from rank "
-                    f"{receive.source}, which sends {message.data.size}",
-                    rank=self.rank,
+                    f"{receive.source}, which sends {message.data.size}"
                 )
             np.copyto(receive.into, message.data)
+            receive.done = True
         finally:
             if not message.taken:
                 message.taken = True
                 self._group.boxes[message.sender].ring()
-        return True
 
     def native(
         self,

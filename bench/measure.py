@@ -1,0 +1,258 @@
+"""One size: check the results, then time pycomm and its peers in turn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import pycomm
+from pycomm.bench.cases import Case, Counts, Placement, bind, bus_factor, place
+from pycomm.bench.correctness import (
+    Pattern,
+    expected_result,
+    poison,
+    premul_factor,
+    wrong_elements,
+)
+from pycomm.bench.options import Options, type_name
+from pycomm.bench.peers import Peer
+from pycomm.bench.results import PeerResult, Row, Side, make_side
+from pycomm.bench.timing import (
+    Clock,
+    Contender,
+    combine,
+    iteration_stats,
+    measure,
+    median_of_blocks,
+    split_iterations,
+    stepper,
+)
+from pycomm.dtypes import DType
+
+if TYPE_CHECKING:
+    from pycomm import Communicator
+
+__all__ = ["Job", "Memory", "measure_size"]
+
+Array = NDArray[Any]
+Call = Callable[..., Any]
+
+_ALIGNMENT = 64
+
+# A peer that is much slower gets fewer iterations: about this many seconds a row and side.
+_PEER_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The two buffers that all rows of a run use, in bytes."""
+
+    send: Array
+    recv: Array
+
+    @classmethod
+    def allocate(cls, nbytes: int) -> "Memory":
+        """Return two aligned buffers of `nbytes`."""
+
+        def one() -> Array:
+            raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+            start = -raw.ctypes.data % _ALIGNMENT
+            return raw[start : start + nbytes]
+
+        return cls(one(), one())
+
+    def typed(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return the buffers as arrays of `dtype`, without what is left over at the end."""
+        usable = len(self.send) // dtype.itemsize * dtype.itemsize
+        return self.send[:usable].view(dtype), self.recv[:usable].view(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all rows of a run have in common."""
+
+    options: Options
+    comm: "Communicator"
+    memory: Memory
+    peers: tuple[Peer, ...]
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One thing to be timed: by whom, on which side, and how many wrong elements it produced."""
+
+    owner: str | None
+    peer: bool
+    in_place: bool
+    contender: Contender
+    wrong: int | None
+
+
+def measure_size(job: Job, dtype: DType, op: str | None, root: int, nbytes: int) -> list[Row]:
+    """Measure one size and return a row for each algorithm, the same on all ranks.
+
+    Parameters
+    ----------
+    job : Job
+        The run.
+    dtype, op, root
+        What is measured; `op` is None and `root` -1 where the collective takes none.
+    nbytes : int
+        The size asked for; counts are rounded down from it.
+    """
+    options, comm, case = job.options, job.comm, job.options.case
+    counts = case.counts(nbytes, dtype.itemsize, comm.size)
+    send, recv = job.memory.typed(dtype.numpy)
+    sides = {
+        in_place: place(case, comm.rank, root, counts, send, recv, in_place=in_place)
+        for in_place in ((False, True) if case.in_place else (False,))
+    }
+    argument = pycomm.premul_sum(premul_factor(comm.rank)) if op == "mulsum" else op
+    entries: list[_Entry] = []
+    for algorithm in options.algorithms:
+        for in_place, placement in sides.items():
+            call = bind(case, comm, placement, op=argument, root=root, algorithm=algorithm)
+            wrong = _check(job, placement, call, dtype, op, root, counts)
+            contender = _contender(options, comm, call)
+            entries.append(_Entry(algorithm, False, in_place, contender, wrong))
+    # Reductions in place are repeated on their own results: with these they change nothing.
+    for buffer in (send[: counts.send], recv[: counts.recv]):
+        buffer.fill(1 if op == "prod" else 0)
+    for peer in job.peers:
+        for in_place, placement in sides.items():
+            call_peer = peer.bind(case, placement, op=op, root=root, in_place=in_place)
+            seconds = _try(job, call_peer)
+            if call_peer is not None and seconds is not None:
+                contender = _contender(options, comm, call_peer, seconds)
+                entries.append(_Entry(peer.name, True, in_place, contender, None))
+    for entry in entries:
+        most = sum(entry.contender.blocks) if entry.peer else options.warmup_iters
+        for _ in range(min(options.warmup_iters, most)):
+            entry.contender.step()
+    nbytes = max(counts.send, counts.recv) * dtype.itemsize
+    measured = _time(job, entries, nbytes, bus_factor(case, comm.size))
+    peers = tuple(
+        PeerResult(
+            peer.name,
+            measured.get((True, peer.name, False)),
+            measured.get((True, peer.name, True)),
+        )
+        for peer in job.peers
+    )
+    return [
+        Row(
+            size=nbytes,
+            count=counts.param,
+            type=type_name(dtype) if case.moves else "none",
+            redop=op or "none",
+            root=root,
+            algorithm=algorithm,
+            out_of_place=measured[False, algorithm, False],
+            in_place=measured.get((False, algorithm, True)),
+            peers=peers,
+            iterations=options.iters,
+        )
+        for algorithm in options.algorithms
+    ]
+
+
+def _check(
+    job: Job,
+    placement: Placement,
+    call: Call,
+    dtype: DType,
+    op: str | None,
+    root: int,
+    counts: Counts,
+) -> int | None:
+    """Return the wrong elements of this rank in all checks, None if there is nothing to check."""
+    case: Case = job.options.case
+    if not job.options.check or not case.moves:
+        return None
+    comm = job.comm
+    wrong = 0
+    for repeat in range(job.options.check):
+        pattern = Pattern(dtype, op, comm.size, repeat)
+        expected = None
+        if placement.result is not None:
+            expected = expected_result(case, pattern, comm.rank, root, counts)
+            poison(placement.result, expected)
+        if placement.source is not None:
+            placement.source[...] = pattern.input(comm.rank, 0, placement.source.size)
+        call()
+        if placement.result is not None and expected is not None:
+            wrong += wrong_elements(placement.result, expected, op)
+    return wrong
+
+
+def _contender(
+    options: Options, comm: "Communicator", call: Call, seconds: float | None = None
+) -> Contender:
+    """Return `call` as something to time; `seconds` is what a peer needed for a first call."""
+    blocks = split_iterations(options.iters)
+    if seconds is not None and seconds > 0:
+        most = max(1, int(_PEER_SECONDS / seconds / len(blocks)))
+        blocks = tuple(min(count, most) for count in blocks)
+    barrier = comm.barrier
+    step = stepper(
+        call,
+        aggregate=options.agg_iters,
+        barrier=barrier if options.blocking == 1 else None,
+        wait_each=options.blocking in (1, 2),
+    )
+    return Contender(step, blocks, settle=barrier if options.blocking == 3 else None)
+
+
+def _try(job: Job, call: Call | None) -> float | None:
+    """Return how long the second of two calls takes on rank 0, None if a rank cannot make them.
+
+    What a peer cannot do it refuses before it sends anything, on all ranks alike.
+    """
+    if not all(job.comm.all_gather_object(call is not None)) or call is None:
+        return None
+    seconds: float | None = None
+    try:
+        call()
+        start = job.clock()
+        call()
+        seconds = job.clock() - start
+    except Exception:
+        seconds = None
+    found: list[float | None] = job.comm.all_gather_object(seconds)
+    return None if None in found else found[0]
+
+
+def _time(
+    job: Job, entries: list[_Entry], nbytes: int, factor: float
+) -> dict[tuple[bool, str | None, bool], Side]:
+    """Time all entries in turn; (peer?, name, in place?) -> what was measured over all ranks."""
+    options, comm = job.options, job.comm
+    blocks, iterations = measure(
+        [entry.contender for entry in entries],
+        barrier=comm.barrier,
+        clock=job.clock,
+        each=options.per_iter,
+    )
+    blocks /= options.agg_iters
+    mine = (blocks, iterations, [entry.wrong for entry in entries])
+    everyone = comm.all_gather_object(mine)
+    sides = {}
+    for index, entry in enumerate(entries):
+        per_rank = np.stack([theirs[0][index] for theirs in everyone])
+        stats = None
+        if options.per_iter:
+            seconds = np.stack([theirs[1][index] for theirs in everyone])
+            stats = iteration_stats(seconds / options.agg_iters)
+        wrong = None if entry.wrong is None else sum(theirs[2][index] for theirs in everyone)
+        sides[entry.peer, entry.owner, entry.in_place] = make_side(
+            median_of_blocks(combine(per_rank, options.average)),
+            nbytes,
+            factor,
+            wrong=wrong,
+            per_rank=[median_of_blocks(row) for row in per_rank],
+            iterations=stats,
+        )
+    return sides

@@ -1,0 +1,184 @@
+"""What was measured: frozen records that the text, JSON, CSV and plot writers read."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pycomm.bench.timing import IterationStats
+
+__all__ = [
+    "Device",
+    "Header",
+    "PeerResult",
+    "Row",
+    "Side",
+    "Summary",
+    "geometric_mean",
+    "make_side",
+    "ratio",
+    "summarize",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a row, out of place or in place.
+
+    Attributes
+    ----------
+    seconds : float
+        Time a call, combined over ranks.
+    algbw, busbw : float
+        GB/s (1e9 bytes).
+    wrong : int or None
+        Wrong elements over all ranks, None if not checked.
+    per_rank : tuple of float
+        Each rank's own time in seconds.
+    iterations : IterationStats or None
+        Statistics over single iterations if asked for.
+    """
+
+    seconds: float
+    algbw: float
+    busbw: float
+    wrong: int | None
+    per_rank: tuple[float, ...]
+    iterations: IterationStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerResult:
+    """What another library needed for the same call, None where it has no such call."""
+
+    name: str
+    out_of_place: Side | None
+    in_place: Side | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of the table."""
+
+    size: int
+    count: int
+    type: str
+    redop: str
+    root: int
+    algorithm: str | None
+    out_of_place: Side | None
+    in_place: Side | None
+    peers: tuple[PeerResult, ...] = ()
+    timestamp: str = ""
+    iterations: int = 0
+
+    @property
+    def sides(self) -> tuple[tuple[str, Side | None], ...]:
+        """The two sides with their names."""
+        return (("out_of_place", self.out_of_place), ("in_place", self.in_place))
+
+    def peer_ratio(self, peer: PeerResult, side: str) -> float | None:
+        """Return the time of `peer` over that of pycomm on that side, None if either is missing."""
+        mine, other = getattr(self, side), getattr(peer, side)
+        return ratio(other.seconds, mine.seconds) if mine and other else None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where one rank runs."""
+
+    rank: int
+    pid: int
+    hostname: str
+    cpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is known before the first row."""
+
+    program: str
+    collective: str
+    ranks: int
+    version: str
+    devices: tuple[Device, ...]
+    blocks: int
+    peers: tuple[tuple[str, str], ...]
+    start_time: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is known after the last row.
+
+    `bandwidth_okay` is None if no least bandwidth was asked for (``NCCL_TESTS_MIN_BW``).
+    """
+
+    wrong: int
+    bandwidth: float
+    bandwidth_okay: bool | None
+    peer_ratios: tuple[tuple[str, float, int], ...]
+
+    @property
+    def okay(self) -> bool:
+        """Whether every element was right and the bandwidth enough."""
+        return self.wrong == 0 and self.bandwidth_okay is not False
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """Return the quotient of two times, None where it is not a positive number."""
+    return numerator / denominator if numerator > 0 and denominator > 0 else None
+
+
+def make_side(
+    seconds: float,
+    nbytes: int,
+    factor: float,
+    *,
+    wrong: int | None = None,
+    per_rank: Sequence[float] = (),
+    iterations: IterationStats | None = None,
+) -> Side:
+    """Return the side of a row that moved `nbytes` in `seconds`; no time means no bandwidth."""
+    algbw = nbytes / 1e9 / seconds if seconds > 0 else 0.0
+    return Side(seconds, algbw, algbw * factor, wrong, tuple(per_rank), iterations)
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean, None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def summarize(rows: Sequence[Row], peers: Sequence[str], least: float | None) -> Summary:
+    """Return the last lines of a run.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        All rows.
+    peers : sequence of str
+        Names of the peers in the rows, in their order.
+    least : float or None
+        The average bus bandwidth that was asked for; 0.9 of it is enough.
+    """
+    sides = [side for row in rows for _, side in row.sides if side is not None]
+    bandwidth = sum(side.busbw for side in sides) / len(sides) if sides else 0.0
+    ratios = []
+    for index, name in enumerate(peers):
+        found = [
+            value
+            for row in rows
+            # A row without bytes says nothing, except of a collective that never has any.
+            if row.size or row.type == "none"
+            for side, _ in row.sides
+            if (value := row.peer_ratio(row.peers[index], side)) is not None
+        ]
+        mean = geometric_mean(found)
+        if mean is not None:
+            ratios.append((name, mean, len(found)))
+    return Summary(
+        wrong=sum(side.wrong or 0 for side in sides),
+        bandwidth=bandwidth,
+        bandwidth_okay=None if least is None else bandwidth >= 0.9 * least,
+        peer_ratios=tuple(ratios),
+    )

@@ -1,0 +1,168 @@
+"""What is there: versions, libraries, their owners, cores, launcher. What is missing is no error.
+
+One record is collected, printed as text or as JSON. Each part is asked for on its own, so that a
+part that fails becomes a line that says why.
+"""
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pycomm
+from pycomm.bindings._library import Library, find_cuda_driver, find_nccl
+from pycomm.bootstrap.detect import detect
+from pycomm.errors import LibraryNotFoundError
+from pycomm.launch import INSTALL, find_mpirun, probe, usable_cores
+
+__all__ = ["Info", "MPIInfo", "collect", "simd_levels", "to_json", "to_text"]
+
+
+@dataclass(frozen=True)
+class MPIInfo:
+    """The MPI of mpi4py: who made it, where it is, and the `mpirun` that belongs to it."""
+
+    vendor: str
+    version: str
+    standard: str
+    library: str
+    mpirun: str | None
+    mpirun_error: str | None
+
+
+@dataclass(frozen=True)
+class Info:
+    """All that `pycomm info` says. What is missing is None, its `_error` says why."""
+
+    pycomm: str
+    pycomm_path: str
+    python: str
+    python_path: str
+    numpy: str | None
+    numkong: str | None
+    simd: tuple[str, ...]
+    mpi4py: str | None
+    mpi: MPIInfo | None
+    mpi_error: str | None
+    cuda_driver: Library | None
+    cuda_driver_error: str | None
+    nccl: Library | None
+    nccl_error: str | None
+    host: str
+    cores_usable: int
+    cores: int
+    launcher: str | None
+
+
+def collect() -> Info:
+    """Look at this machine and this Python. Starts short child processes, never loads MPI here."""
+    mpi, mpi_error = _mpi()
+    driver, driver_error = _attempt(find_cuda_driver)
+    nccl, nccl_error = _attempt(find_nccl)
+    around = detect(os.environ)
+    return Info(
+        pycomm=pycomm.__version__,
+        pycomm_path=str(Path(pycomm.__file__).parent),
+        python=platform.python_version(),
+        python_path=sys.executable,
+        numpy=_version("numpy"),
+        numkong=_version("numkong"),
+        simd=_simd(),
+        mpi4py=_version("mpi4py"),
+        mpi=mpi,
+        mpi_error=mpi_error,
+        cuda_driver=driver,
+        cuda_driver_error=driver_error,
+        nccl=nccl,
+        nccl_error=nccl_error,
+        host=socket.gethostname(),
+        cores_usable=usable_cores(),
+        cores=os.cpu_count() or 1,
+        launcher=None if around is None else f"{around.name}, rank {around.rank} of {around.size}",
+    )
+
+
+def simd_levels(capabilities: dict[str, bool]) -> tuple[str, ...]:
+    """Return the levels in use from what NumKong reports, in its own order, lowest first."""
+    return tuple(name for name, usable in capabilities.items() if usable and name != "serial")
+
+
+def to_json(info: Info) -> str:
+    """Return the record as JSON."""
+    return json.dumps(asdict(info), indent=2)
+
+
+def to_text(info: Info) -> str:
+    """Return the record as lines for people."""
+    # The highest levels say it all: the lower ones are what every such machine has.
+    simd = ", ".join(info.simd[-3:]) or "none (serial code)"
+    lines = [
+        ("pycomm", f"{info.pycomm}  {info.pycomm_path}"),
+        ("Python", f"{info.python}  {info.python_path}"),
+        ("NumPy", info.numpy or "not installed"),
+        ("NumKong", f"{info.numkong}  SIMD: {simd}" if info.numkong else "not installed"),
+        ("mpi4py", info.mpi4py or f"not installed: {INSTALL}"),
+    ]
+    if info.mpi is None:
+        lines.append(("MPI", info.mpi_error or "none"))
+    else:
+        lines += [
+            ("MPI", f"{info.mpi.vendor} {info.mpi.version}  (MPI {info.mpi.standard})"),
+            ("libmpi", info.mpi.library),
+            ("mpirun", info.mpi.mpirun or f"none: {info.mpi.mpirun_error}"),
+        ]
+    lines += [
+        ("CUDA driver", _library_text(info.cuda_driver, info.cuda_driver_error)),
+        ("NCCL", _library_text(info.nccl, info.nccl_error)),
+        ("host", f"{info.host}, {info.cores_usable} of {info.cores} cores usable"),
+        ("launcher", info.launcher or "none"),
+    ]
+    indent = "\n" + " " * 13
+    return "\n".join(f"{name:<12} {text.replace(chr(10), indent)}" for name, text in lines)
+
+
+def _library_text(library: Library | None, error: str | None) -> str:
+    if library is None:
+        return f"none: {error}"
+    return f"{library.version}  {library.path}  ({library.owner})"
+
+
+def _attempt(find: Callable[[], Library]) -> tuple[Library | None, str | None]:
+    try:
+        return find(), None
+    except LibraryNotFoundError as error:
+        return None, str(error)
+
+
+def _mpi() -> tuple[MPIInfo | None, str | None]:
+    try:
+        found = probe()
+    except LibraryNotFoundError as error:
+        return None, str(error)
+    mpirun, mpirun_error = None, None
+    try:
+        mpirun = find_mpirun(found).path
+    except LibraryNotFoundError as error:
+        mpirun_error = str(error)
+    version, standard = (".".join(map(str, part)) for part in (found.version, found.standard))
+    return MPIInfo(found.vendor, version, standard, found.library, mpirun, mpirun_error), None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _simd() -> tuple[str, ...]:
+    try:
+        import numkong
+    except ImportError:
+        return ()
+    return simd_levels(numkong.get_capabilities())

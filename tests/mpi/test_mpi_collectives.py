@@ -1,0 +1,180 @@
+"""Every collective against NumPy, on MPI. Every rank draws the same examples."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.reference import Case, cases, check_case
+
+from pycomm import ArgumentValueError, Communicator, ReduceOp, premul_sum
+from pycomm.dtypes import DTYPES
+from pycomm.transports.mpi import MPITransport
+
+pytestmark = pytest.mark.mpi
+
+Together = Callable[..., None]
+
+
+# Derandomized and without shrinking: whatever happens, all ranks run the same examples.
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(data=st.data())
+def test_against_numpy(comm: Communicator, together: Together, data: st.DataObject) -> None:
+    case = data.draw(cases(comm.size))
+    assert len(set(comm.all_gather_object(repr(case)))) == 1
+    together(check_case, case)
+
+
+@pytest.mark.parametrize("count", [1000, 70_000, 600_000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64", "complex64"])
+@pytest.mark.parametrize("algorithm", ["auto", "direct"])
+def test_sizes_that_change_roads(
+    together: Together, count: int, dtype: str, algorithm: str, comm: Communicator
+) -> None:
+    """From one round over segments, and from MPI's own to messages."""
+    for collective in ("all_reduce", "reduce", "reduce_scatter"):
+        for in_place in (True, False):
+            op = "avg" if in_place else "sum"
+            case = Case(collective, dtype, op, (count,), comm.size - 1, in_place, algorithm, count)
+            together(check_case, case)
+
+
+def test_what_mpi_does_itself(comm: Communicator) -> None:
+    """The native road is taken where it is right: not for NaN, halves, bool or avg."""
+    native = comm._engine.transport.native
+    for name, row in DTYPES.items():
+        for op in ReduceOp:
+            expected = name.startswith(("int", "uint")) and op is not ReduceOp.AVG
+            expected |= name in ("float32", "float64") and op in (ReduceOp.SUM, ReduceOp.PROD)
+            expected |= name.startswith("complex") and op in (ReduceOp.SUM, ReduceOp.PROD)
+            for collective in ("all_reduce", "reduce", "reduce_scatter"):
+                assert (native(collective, row, op, 4) is not None) == expected, (name, op)
+        assert native("all_gather", row, None, 4) is not None
+        assert native("all_reduce", row, premul_sum(1), 4) is None
+
+
+def test_counts_over_two_gigabytes_are_cut(comm: Communicator) -> None:
+    """MPI's counts are C ints; a stub in its place sees that none is longer."""
+    transport = comm._engine.transport
+    float64 = DTYPES["float64"]
+    assert transport.native("broadcast", float64, None, 2**28 + 1) is None
+    assert transport.native("reduce_scatter", float64, ReduceOp.SUM, 2**31 + 3) is None
+    assert transport.native("broadcast", float64, None, 2**28 - 1) is not None
+    counts: list[int] = []
+
+    class Stub:
+        def Isend(self, message: list[Any], *_: int) -> None:  # noqa: N802
+            array, count, _ = message
+            assert array.size == count < 2**31
+            counts.append(count)
+
+    huge = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (2**32 + 5,), (1,))
+    assert isinstance(transport, MPITransport)
+    transport._start(Stub(), [(0, huge)], [], 0)  # type: ignore[arg-type]
+    assert sum(counts) == huge.size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("op", ["min", "max", "sum", "avg"])
+def test_nan_reaches_every_rank(comm: Communicator, dtype: str, op: str) -> None:
+    x = np.full(3, float(comm.rank)).astype(DTYPES[dtype].numpy)
+    if comm.rank == comm.size - 1:
+        x[1] = np.nan
+    y = comm.all_reduce(x, op=op).astype(np.float64)
+    assert np.isnan(y).tolist() == [False, True, False]
+
+
+def test_every_rank_gets_the_same_bits(comm: Communicator) -> None:
+    for count in (17, 40_001, 700_001):
+        for dtype in ("f4", "f2", ml_dtypes.bfloat16):
+            x = np.random.default_rng(comm.rank).normal(size=count).astype(dtype)
+            results = comm.all_gather_object(comm.all_reduce(x).tobytes())
+            assert len(set(results)) == 1
+
+
+def test_native_by_name_or_an_error(comm: Communicator) -> None:
+    x = np.ones(4, np.float32)
+    assert comm.all_reduce(x, algorithm="native")[0] == comm.size
+    with pytest.raises(ArgumentValueError, match="no native all_reduce"):
+        comm.all_reduce(x.astype(np.float16), algorithm="native")
+
+
+def test_asynchronous_operations_on_both_roads(comm: Communicator) -> None:
+    arrays = [np.full(count, comm.rank + 1.0, np.float32) for count in (1, 5000, 900_000)]
+    works = [
+        comm.all_reduce(x, algorithm=algorithm, async_op=True, op=op)
+        for x, algorithm, op in zip(
+            arrays, ("auto", "direct", "auto"), ("sum", "max", "avg"), strict=True
+        )
+    ]
+    gathered = comm.all_gather(np.array([comm.rank]), async_op=True)
+    barrier = comm.barrier(async_op=True)
+    total = comm.size * (comm.size + 1) / 2
+    for index in (2, 0, 1) if comm.rank % 2 else (1, 2, 0):
+        works[index].wait()
+    barrier.wait()
+    assert gathered.wait().tolist() == list(range(comm.size))
+    for x, expected in zip(arrays, (total, comm.size, total / comm.size), strict=True):
+        assert (x == np.float32(expected)).all()
+
+
+def test_point_to_point(comm: Communicator) -> None:
+    n, r = comm.size, comm.rank
+    for count in (0, 1, 1000, 300_000):
+        x, out = np.full(count, r, np.int32), np.empty(count, np.int32)
+        comm.send_recv(x, out, dest=(r + 1) % n, source=(r - 1) % n)
+        assert (out == (r - 1) % n).all()
+    if n > 1 and r < 2:
+        first, second = np.array([1.0]), np.array([2.0])
+        if r == 0:
+            comm.send(first, 1, tag=1)
+            comm.send(second, 1, tag=2)
+        else:
+            # Tags choose, whatever came first.
+            comm.recv(second, 0, tag=2)
+            comm.recv(first, 0, tag=1)
+            assert (first[0], second[0]) == (1.0, 2.0)
+
+
+def test_groups(comm: Communicator) -> None:
+    n, r = comm.size, comm.rank
+    part = comm.split(r % 2, key=-r)
+    assert part is not None
+    assert part.all_gather_object(r) == [k for k in range(n - 1, -1, -1) if k % 2 == r % 2]
+    backwards = comm.split_ranks(range(n - 1, -1, -1))
+    assert backwards is not None
+    assert backwards.rank == n - 1 - r
+    assert backwards.broadcast_object(r if r == n - 1 else None) == n - 1
+    assert comm.split(None) is None
+    # One machine: the host's ranks are all ranks, and that comes from shared memory.
+    assert comm.host.size == comm.local_size == n
+    assert comm.local_rank == comm.host.rank == r
+
+
+def test_from_mpi_leaves_the_callers_communicator_alone(comm: Communicator) -> None:
+    from mpi4py import MPI
+
+    theirs = MPI.COMM_WORLD.Split(0, key=-MPI.COMM_WORLD.Get_rank())
+    with Communicator.from_mpi(theirs, timeout=30) as ours:
+        assert ours.rank == comm.size - 1 - comm.rank
+        assert ours.all_reduce(np.ones(1))[0] == comm.size
+    assert theirs.allreduce(1) == comm.size
+    theirs.Free()
+    with pytest.raises(TypeError, match="Intracomm"):
+        Communicator.from_mpi(None)
+
+
+def test_objects(comm: Communicator) -> None:
+    obj = {"rank": 0, "data": list(range(100_000))}
+    assert comm.broadcast_object(obj if comm.rank == 0 else None) == obj
+    assert comm.all_gather_object("x" * comm.rank) == ["x" * r for r in range(comm.size)]

@@ -1,0 +1,88 @@
+"""On MPI: mismatches, late ranks, and errors that all ranks see."""
+
+import time
+
+import numpy as np
+import pytest
+
+import pycomm
+from pycomm import CommError, CommTimeoutError, Communicator, MismatchError
+
+pytestmark = pytest.mark.mpi
+
+
+def test_checked_calls_fail_alike(comm: Communicator) -> None:
+    with pycomm.init("mpi", timeout=30, check=True) as checked:
+        last = checked.size - 1
+        if last == 0:
+            return
+        x = np.ones(6 if checked.rank == last else 4, np.float32)
+        with pytest.raises(MismatchError) as caught:
+            checked.all_reduce(x)
+        messages = checked.all_gather_object(str(caught.value))
+        assert len(set(messages)) == 1
+        assert f"rank {last}: all_reduce #0 (6 x float32, op=sum)" in messages[0]
+
+
+def test_a_longer_message_than_expected(comm: Communicator) -> None:
+    if comm.size == 1:
+        return
+    with pycomm.init("mpi", timeout=30) as pair:
+        if pair.rank == 0:
+            pair.send(np.ones(4), 1)
+        elif pair.rank == 1:
+            with pytest.raises(MismatchError):
+                pair.recv(np.empty(3), 0)
+        pair.abort()
+    comm.barrier()
+
+
+def test_a_shorter_message_than_expected(comm: Communicator) -> None:
+    if comm.size == 1:
+        return
+    with pycomm.init("mpi", timeout=30) as pair:
+        if pair.rank == 0:
+            pair.send(np.ones(2), 1)
+        elif pair.rank == 1:
+            with pytest.raises(
+                MismatchError, match="waits for 24 bytes from rank 0, which sends 16"
+            ):
+                pair.recv(np.empty(3), 0)
+        pair.abort()
+    comm.barrier()
+
+
+def test_a_missing_rank_is_named_and_the_process_lives(comm: Communicator) -> None:
+    if comm.size == 1:
+        return
+    world = pycomm.init("mpi", timeout=0.5)
+    world.barrier(timeout=30)
+    if world.rank == 0:
+        time.sleep(1.8)
+    else:
+        began = time.monotonic()
+        with pytest.raises(CommTimeoutError, match="not heard from: rank 0") as caught:
+            world.all_reduce(np.ones(100_000), op="max")
+        assert time.monotonic() - began < 3
+        assert caught.value.missing == (0,)
+        with pytest.raises(CommError, match=r"only abort\(\)"):
+            world.barrier()
+    world.abort()
+    # Another communicator of the same process works on.
+    assert comm.all_reduce(np.ones(1))[0] == comm.size
+
+
+def test_a_rank_that_leaves_frees_the_others(comm: Communicator) -> None:
+    if comm.size == 1:
+        return
+    world = pycomm.init("mpi", timeout=60)
+    if world.rank == 0:
+        with pytest.raises(ZeroDivisionError), world:
+            world.barrier(timeout=1 / 0)
+    else:
+        began = time.monotonic()
+        with pytest.raises(pycomm.PeerError, match="rank 0 left with ZeroDivisionError"):
+            world.all_reduce(np.ones(100_000), op="max")
+        assert time.monotonic() - began < 10
+        world.abort()
+    comm.barrier()

@@ -1,0 +1,198 @@
+"""What each collective must give, in NumPy, from the inputs of all ranks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pycomm import Communicator, premul_sum
+from pycomm.dtypes import DTYPES, DType, Kind, ReduceOp, check_op
+
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective with its arguments; `shape` is that of a rank's part."""
+
+    collective: str
+    dtype: str
+    op: str
+    shape: tuple[int, ...]
+    root: int
+    in_place: bool
+    algorithm: str
+    seed: int
+
+
+def allowed(op: str, dtype: DType) -> bool:
+    """Whether `op` is defined for `dtype`."""
+    try:
+        check_op(premul_sum(1) if op == "premul_sum" else ReduceOp(op), dtype)
+    except TypeError:
+        return False
+    return True
+
+
+@st.composite
+def cases(draw: st.DrawFn, size: int) -> Case:
+    """Draw a case for `size` ranks; parts have up to a few hundred elements."""
+    collective = draw(st.sampled_from(REDUCING + MOVING))
+    names = list(DTYPES)
+    if collective in REDUCING:
+        names = [name for name in names if DTYPES[name].kind is not Kind.OPAQUE]
+    dtype = draw(st.sampled_from(names))
+    ops = [op for op in (*ReduceOp, "premul_sum") if allowed(op, DTYPES[dtype])] or ["sum"]
+    shape = draw(
+        st.one_of(
+            st.tuples(st.integers(0, 5)),
+            st.tuples(st.integers(0, 700)),
+            st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5)),
+        )
+    )
+    return Case(
+        collective,
+        dtype,
+        str(draw(st.sampled_from(ops))),
+        shape,
+        draw(st.integers(0, size - 1)),
+        draw(st.booleans()),
+        draw(st.sampled_from(("auto", "direct"))),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+def data(case: Case, rank: int, parts: int) -> np.ndarray[Any, Any]:
+    """Return the input of `rank`: small numbers, whose sums and products are exact everywhere."""
+    shape = (case.shape[0] * parts, *case.shape[1:])
+    generator = np.random.default_rng([case.seed, rank])
+    dtype = DTYPES[case.dtype]
+    if dtype.kind is Kind.OPAQUE:
+        return generator.integers(0, 256, shape, np.uint8).view(dtype.numpy)
+    low = 0 if dtype.numpy.kind in "ub" else -4
+    values = generator.integers(low, 5, shape)
+    if case.op == "prod":
+        values = generator.choice([1, 1, 2, -1] if low else [1, 1, 2], shape)
+    if dtype.kind is Kind.COMPLEX:
+        return (values + 1j * generator.integers(-4, 5, shape)).astype(dtype.numpy)
+    return values.astype(dtype.numpy)
+
+
+def factor(case: Case, rank: int) -> int:
+    """Return the factor of `rank` for premul_sum."""
+    return 1 + (case.seed + rank) % 2
+
+
+def reduced(case: Case, inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return the reduction of `inputs`, in the dtype of the case."""
+    dtype = DTYPES[case.dtype]
+    stack = np.stack(inputs)
+    if dtype.kind is Kind.BOOL:
+        any_of = case.op in ("sum", "max")
+        return stack.any(axis=0) if any_of else stack.all(axis=0)
+    wide = stack.astype(
+        np.complex128 if dtype.kind is Kind.COMPLEX else object if dtype.kind is Kind.INT else "f8"
+    )
+    if case.op == "premul_sum":
+        wide = np.stack([row * factor(case, rank) for rank, row in enumerate(wide)])
+    if case.op == "min":
+        return wide.min(axis=0).astype(dtype.numpy)
+    if case.op == "max":
+        return wide.max(axis=0).astype(dtype.numpy)
+    if case.op == "prod":
+        return wide.prod(axis=0).astype(dtype.numpy)
+    total = wide.sum(axis=0)
+    if case.op == "avg":
+        return average(total, len(inputs), dtype)
+    return total.astype(dtype.numpy)
+
+
+def average(total: np.ndarray[Any, Any], ranks: int, dtype: DType) -> np.ndarray[Any, Any]:
+    """Return exact sums divided: integers toward zero, others rounded to the dtype."""
+    if dtype.kind is Kind.INT:
+        quotients = [abs(v) // ranks * (1 if v >= 0 else -1) for v in total.ravel().tolist()]
+        return np.array(quotients, dtype.numpy).reshape(total.shape)
+    if dtype.kind is Kind.HALF:
+        return (total.astype(np.float32) / np.float32(ranks)).astype(dtype.numpy)
+    return (total.astype(dtype.numpy) / ranks).astype(dtype.numpy)
+
+
+def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays have the same shape, dtype and values; zeros may differ in sign."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.itemsize == 1 and a.dtype.kind not in "iub":  # float8: bytes that were moved
+        return np.array_equal(a.view(np.uint8), b.view(np.uint8))
+    return bool((a == b).all())
+
+
+def check_case(comm: Communicator, case: Case) -> None:
+    """Run the case on this rank and compare with NumPy, output and untouched input."""
+    size, rank = comm.size, comm.rank
+    divided = case.collective in ("reduce_scatter", "all_to_all", "scatter")
+    inputs = [data(case, peer, size if divided else 1) for peer in range(size)]
+    x = inputs[rank].copy()
+    result, expected, untouched = _run(comm, case, inputs, x)
+    if expected is None:
+        assert result is None
+    else:
+        assert same_bits(np.asarray(result), expected), (case, rank, result, expected)
+    if untouched:
+        assert same_bits(x, inputs[rank]), (case, rank, "input was changed")
+
+
+def _run(
+    comm: Communicator, case: Case, inputs: list[np.ndarray[Any, Any]], x: np.ndarray[Any, Any]
+) -> tuple[Any, np.ndarray[Any, Any] | None, bool]:
+    """Return what the call gave, what it should give, and whether x must be as before."""
+    size, rank, root = comm.size, comm.rank, case.root
+    algorithm: dict[str, Any] = {"algorithm": case.algorithm}
+    op = premul_sum(factor(case, rank)) if case.op == "premul_sum" else case.op
+    at_root = rank == root
+    part = case.shape[0]
+    mine = slice(rank * part, (rank + 1) * part)
+    if case.collective == "all_reduce":
+        out = None if case.in_place else np.empty_like(x)
+        result = comm.all_reduce(x, out, op=op, **algorithm)
+        assert result is (x if out is None else out)
+        return result, reduced(case, inputs), not case.in_place
+    if case.collective == "reduce":
+        out = None if case.in_place or not at_root else np.empty_like(x)
+        result = comm.reduce(x, out, op=op, root=root, **algorithm)
+        expected = reduced(case, inputs) if at_root else None
+        return result, expected, not (case.in_place and at_root)
+    if case.collective == "reduce_scatter":
+        out = x[mine] if case.in_place else None
+        result = comm.reduce_scatter(x, out, op=op, **algorithm)
+        return result, reduced(case, inputs)[mine], not case.in_place
+    if case.collective == "all_gather":
+        out = None
+        if case.in_place:
+            out = np.zeros((size * part, *x.shape[1:]), x.dtype)
+            out[mine] = x
+            x = out[mine]
+        return comm.all_gather(x, out, **algorithm), np.concatenate(inputs), False
+    if case.collective == "all_to_all":
+        result = comm.all_to_all(x, x if case.in_place else None, **algorithm)
+        return result, np.concatenate([given[mine] for given in inputs]), not case.in_place
+    if case.collective == "broadcast":
+        out = None if case.in_place else np.empty_like(x)
+        given = x if case.in_place or at_root else None
+        result = comm.broadcast(given, out, root=root, **algorithm)
+        return result, inputs[root], not case.in_place
+    if case.collective == "gather":
+        out = None
+        if case.in_place and at_root:
+            out = np.zeros((size * part, *x.shape[1:]), x.dtype)
+            out[mine] = x
+            x = out[mine]
+        result = comm.gather(x, out, root=root, **algorithm)
+        return result, np.concatenate(inputs) if at_root else None, False
+    assert case.collective == "scatter"
+    out = np.empty(case.shape, x.dtype)
+    if at_root:
+        out = x[mine] if case.in_place else out
+    result = comm.scatter(x if at_root else None, out, root=root, **algorithm)
+    return result, inputs[root][mine], False
