@@ -78,8 +78,16 @@ class _Round:
         self._keep = keep
 
     def test(self) -> bool:
-        if not MPI.Request.Testall(self._requests, self._statuses):
-            return False
+        try:
+            if not MPI.Request.Testall(self._requests, self._statuses):
+                return False
+        except MPI.Exception as error:
+            # "Error in status": which one it was, the status of each message tells.
+            codes = [status.Get_error() for status in self._statuses or ()]
+            known = [code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)]
+            if error.Get_error_class() == MPI.ERR_IN_STATUS and known:
+                raise MPI.Exception(known[0]) from error
+            raise
         if self._statuses is not None:
             for (source, nbytes), status in zip(self._expected, self._statuses, strict=False):
                 if status.Get_count(MPI.BYTE) != nbytes:

@@ -44,9 +44,7 @@ def test_a_shorter_message_than_expected(comm: Communicator) -> None:
         if pair.rank == 0:
             pair.send(np.ones(2), 1)
         elif pair.rank == 1:
-            with pytest.raises(
-                MismatchError, match="waits for 24 bytes from rank 0, which sends 16"
-            ):
+            with pytest.raises(MismatchError, match="for 24 bytes from rank 0, which sends 16"):
                 pair.recv(np.empty(3), 0)
         pair.abort()
     comm.barrier()
