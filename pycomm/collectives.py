@@ -10,23 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Op
 from pycomm.kernels.host import reduce_arrays
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
 
-__all__ = ["Exchange", "Steps", "composed", "spans"]
+__all__ = ["AtOnce", "Exchange", "Steps", "composed", "meeting", "others", "spans"]
 
 Steps = Generator[Pending, None, None]
 
 # Up to this size every rank sends everything to all others and reduces by itself: one round
 # instead of two. With two ranks it moves no more bytes than two rounds do.
-_ONE_ROUND_PAIR = 256 << 10
-_ONE_ROUND = 16 << 10
+_AT_ONCE_PAIR = 512 << 10
+_AT_ONCE = 16 << 10
 # Longer reductions go in segments, so that receiving and reducing overlap and scratch stays small.
 _SEGMENT = 2 << 20
 _SMALLEST_SEGMENT = 64 << 10
 _SCRATCH = 16 << 20
+
+
+def others(rank: int, size: int) -> tuple[int, ...]:
+    """Return the other ranks; each starts with its next, so that not all send to rank 0 first."""
+    return tuple((rank + step) % size for step in range(1, size))
 
 
 def spans(count: int, parts: int) -> list[tuple[int, int]]:
@@ -39,23 +45,27 @@ def spans(count: int, parts: int) -> list[tuple[int, int]]:
 class Exchange:
     """What one collective call needs: a road, a tag of its own, and scratch memory."""
 
-    def __init__(self, transport: Transport, tag: int, pool: ScratchPool) -> None:
+    __slots__ = ("_pool", "_tag", "_taken", "_transport", "others", "rank", "size")
+
+    def __init__(
+        self, transport: Transport, tag: int, pool: ScratchPool, others: Sequence[int]
+    ) -> None:
         self._transport = transport
         self._tag = tag
         self._pool = pool
         self._taken: list[Array] = []
         self.rank = transport.rank
         self.size = transport.size
-        # Each rank starts with another peer, so that not all send to rank 0 at first.
-        self.others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        self.others = others
 
     def post(
         self, sends: Sequence[tuple[int, Array]], recvs: Sequence[tuple[int, Array]]
     ) -> Pending:
         """Post one round of typed arrays."""
+        octets = np.uint8
         return self._transport.post(
-            [(peer, array.view(np.uint8)) for peer, array in sends],
-            [(peer, array.view(np.uint8)) for peer, array in recvs],
+            [(peer, array.view(octets)) for peer, array in sends],
+            [(peer, array.view(octets)) for peer, array in recvs],
             self._tag,
         )
 
@@ -72,20 +82,74 @@ class Exchange:
         self._taken.clear()
 
 
-def _in_rank_order(exchange: Exchange, own: Array, received: Sequence[Array]) -> list[Array]:
+def _in_rank_order(others: Sequence[int], own: Array, received: Sequence[Array]) -> list[Array]:
     """Return one source a rank, own in its place; `received` is in the order of `others`."""
-    sources = [own] * exchange.size
-    for peer, array in zip(exchange.others, received, strict=True):
+    sources = [own] * (len(others) + 1)
+    for peer, array in zip(others, received, strict=True):
         sources[peer] = array
     return sources
 
 
+class AtOnce:
+    """all_reduce in one round, prepared once for a count, dtype and op.
+
+    Every rank sends all to all others, and reduces by itself. The input is staged: a peer reads
+    memory that was filled by a copy two to three times as fast as memory that arithmetic wrote, and
+    the input may be the output.
+
+    It is started like a collective of the library underneath.
+    """
+
+    def __init__(self, transport: Transport, tag: int, dtype: DType, op: Op, count: int) -> None:
+        self._transport = transport
+        self._tag = tag
+        self._dtype = dtype
+        self._op = op
+        self._count = count
+        self._busy = False
+        peers = others(transport.rank, transport.size)
+        nbytes = count * dtype.itemsize
+        memory = np.empty((transport.size, nbytes), np.uint8)
+        staged, rows = memory[0], list(memory[1:])
+        self._sends = [(peer, staged) for peer in peers]
+        self._recvs = list(zip(peers, rows, strict=True))
+        self._staged = staged.view(dtype.numpy)
+        self._others = peers
+        self._received = [row.view(dtype.numpy) for row in rows]
+
+    @staticmethod
+    def fits(size: int, nbytes: int) -> bool:
+        """Whether one round is faster than two for `nbytes` on `size` ranks."""
+        return nbytes <= (_AT_ONCE_PAIR if size == 2 else _AT_ONCE)
+
+    def __call__(
+        self, x: Buffer | None, out: Buffer | None, root: int, in_place: bool
+    ) -> Callable[[], bool]:
+        """Start, and return the test whether it is complete."""
+        if self._busy:  # one is in flight already: another needs memory of its own
+            twin = AtOnce(self._transport, self._tag, self._dtype, self._op, self._count)
+            return twin(x, out, root, in_place)
+        assert x is not None
+        assert out is not None
+        self._busy = True
+        own, target = x.flat, out.flat
+        self._staged[:] = own
+        round_test = self._transport.post(self._sends, self._recvs, self._tag).test
+
+        def test() -> bool:
+            if not round_test():
+                return False
+            sources = _in_rank_order(self._others, own, self._received)
+            reduce_arrays(sources, target, self._dtype, self._op)
+            self._busy = False
+            return True
+
+        return test
+
+
 def _all_reduce(exchange: Exchange, x: Array, out: Array, dtype: DType, op: Op, root: int) -> Steps:
+    """Direct: each rank reduces its own slice of all contributions, then sends it to all."""
     del root
-    if x.nbytes <= (_ONE_ROUND_PAIR if exchange.size == 2 else _ONE_ROUND):
-        yield from _all_reduce_one_round(exchange, x, out, dtype, op)
-        return
-    # Direct: each rank reduces its own slice of all contributions, then sends it to all.
     slices = spans(x.size, exchange.size)
     first, last = slices[exchange.rank]
     gathering: list[Pending] = []
@@ -102,14 +166,6 @@ def _all_reduce(exchange: Exchange, x: Array, out: Array, dtype: DType, op: Op, 
 
     yield from _reduce_slices(exchange, x, slices, out[first:last], dtype, op, forward)
     yield from gathering
-
-
-def _all_reduce_one_round(exchange: Exchange, x: Array, out: Array, dtype: DType, op: Op) -> Steps:
-    received = exchange.scratch(x.size * len(exchange.others), x.dtype)
-    rows = received.reshape(len(exchange.others), x.size)
-    sends = [(peer, x) for peer in exchange.others]
-    yield exchange.post(sends, list(zip(exchange.others, rows, strict=True)))
-    reduce_arrays(_in_rank_order(exchange, x, list(rows)), out, dtype, op)
 
 
 def _filled(parts: list[tuple[int, Array]]) -> list[tuple[int, Array]]:
@@ -161,8 +217,8 @@ def _reduce_slices(
         yield pending
         start, stop = index * segment, (index + 1) * segment
         part = own[start:stop]
-        sources = _in_rank_order(exchange, part, received)
-        reduce_arrays(sources, target[start:stop], dtype, op)
+        sources = _in_rank_order(others, part, received)
+        reduce_arrays(sources, target[start:stop], dtype, op, sent=True)
         reduced(start, stop)
 
 

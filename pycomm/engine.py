@@ -8,7 +8,7 @@ from typing import Any
 
 from pycomm.buffers import Buffer
 from pycomm.checking import compare
-from pycomm.collectives import Exchange, Steps, composed
+from pycomm.collectives import AtOnce, Exchange, Steps, composed, others
 from pycomm.deadline import Deadline, as_timeout
 from pycomm.dtypes import DType, Op
 from pycomm.errors import ArgumentValueError, CommError, CommTimeoutError, PeerError
@@ -24,6 +24,7 @@ __all__ = ["ALGORITHMS", "Call", "Engine", "as_check"]
 ALGORITHMS = ("auto", "native", "direct")
 
 _CACHED_CHOICES = 1024
+_PREPARED_LIMIT = 64 << 20
 
 
 def _composed_instead(*_: object) -> Callable[[], bool]:
@@ -100,15 +101,19 @@ class Engine:
         self._lock = threading.Lock()
         self._active: list[Work] = []
         self._pool = ScratchPool()
-        self._choices: dict[tuple[str, DType, Op | None, int], Native] = {}
+        self._others = others(transport.rank, transport.size)
+        #: The tag of rounds that belong to no numbered collective. The one below is that of single
+        #: rounds, sequence numbers use the others.
+        self.meeting_tag = transport.tag_limit - 1
+        self._choices: dict[tuple[str, DType, Op | None, int, str], Native] = {}
+        self._prepared = 0  # bytes that cached choices hold
 
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
-        key = (call.collective, call.dtype, call.op, call.count)
-        native = self._choices.get(key) if algorithm == "auto" else None
-        if native is None:
-            native = self._choose(key, algorithm)
+        native = self._choices.get(
+            (call.collective, call.dtype, call.op, call.count, algorithm)
+        ) or self._choose((call.collective, call.dtype, call.op, call.count), algorithm)
         operation = call.operation or call.collective
         if self.state != "open" or not self._lock.acquire(False):
             self.enter(operation)
@@ -142,7 +147,7 @@ class Engine:
     def _run_steps(
         self, call: Call, operation: str, sequence: int, deadline: Deadline, async_op: bool
     ) -> Any:
-        exchange = Exchange(self.transport, self._tag(sequence), self._pool)
+        exchange = self._exchange(sequence % (self.meeting_tag - 1))
         steps = composed(
             call.collective,
             exchange,
@@ -153,12 +158,26 @@ class Engine:
             call.root,
         )
 
-        def result() -> Any:
+        if async_op or self._active:
+
+            def result() -> Any:
+                exchange.release()
+                return call.result()
+
+            work = self._track(operation, sequence, None, steps, result, deadline)
+            return work if async_op else self._finish(work, deadline)
+        try:
+            for pending in steps:
+                test = pending.test
+                for _ in _QUICK_TESTS:
+                    if test():
+                        break
+                else:
+                    self.waiter.wait(test, deadline, operation, sequence)
             exchange.release()
             return call.result()
-
-        work = self._track(operation, sequence, None, steps, result, deadline)
-        return work if async_op else self._finish(work, deadline)
+        except BaseException as error:
+            raise self.fail(error, operation, sequence, keep=(call, steps)) from error.__cause__
 
     def message(
         self,
@@ -215,42 +234,43 @@ class Engine:
         finally:
             self._lock.release()
 
-    @property
-    def meeting_tag(self) -> int:
-        """The tag of rounds that belong to no numbered collective."""
-        return self.transport.tag_limit - 1
-
-    def _tag(self, sequence: int) -> int:
-        return sequence % (self.transport.tag_limit - 1)
+    def _exchange(self, tag: int) -> Exchange:
+        return Exchange(self.transport, tag, self._pool, self._others)
 
     def _choose(self, key: tuple[str, DType, Op | None, int], algorithm: str) -> Native:
         """Return the native collective to use, `_COMPOSED` for messages.
 
         Only what is equal on all ranks may enter here, or ranks would take different roads.
         """
-        if algorithm == "direct":
-            return _COMPOSED
         if algorithm not in ALGORITHMS:
             raise ArgumentValueError(
                 f"unknown algorithm {algorithm!r}; known: {', '.join(ALGORITHMS)}"
             )
-        native = self.transport.native(*key)
-        if algorithm == "native":
-            if native is None:
-                collective, dtype, op, count = key
-                raise ArgumentValueError(
-                    f"there is no native {collective} for {count} elements of {dtype.name}"
-                    + ("" if op is None else f" with op {str(op)!r}")
-                )
-            return native
-        if len(self._choices) >= _CACHED_CHOICES:
+        transport = self.transport
+        collective, dtype, op, count = key
+        nbytes = count * dtype.itemsize
+        native = None if algorithm == "direct" else transport.native(*key)
+        if algorithm == "native" and native is None:
+            raise ArgumentValueError(
+                f"there is no native {collective} for {count} elements of {dtype.name}"
+                + ("" if op is None else f" with op {str(op)!r}")
+            )
+        if algorithm == "auto" and not transport.prefers_native(collective, nbytes):
+            native = None
+        chosen: Native = native or _COMPOSED
+        if native is None and collective == "all_reduce" and AtOnce.fits(transport.size, nbytes):
+            assert op is not None
+            chosen = AtOnce(transport, self.meeting_tag - 1, dtype, op, count)
+            self._prepared += nbytes * transport.size
+        if len(self._choices) >= _CACHED_CHOICES or self._prepared > _PREPARED_LIMIT:
             self._choices.clear()
-        self._choices[key] = native or _COMPOSED
-        return native or _COMPOSED
+            self._prepared = 0
+        self._choices[*key, algorithm] = chosen
+        return chosen
 
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
-        exchange = Exchange(self.transport, self.meeting_tag, self._pool)
+        exchange = self._exchange(self.meeting_tag)
         facts = {
             "operation": operation,
             "sequence": self.sequence,
@@ -381,7 +401,7 @@ class Engine:
         try:
             for work in list(self._active):
                 self._finish(work, deadline)
-            exchange = Exchange(self.transport, self.meeting_tag, self._pool)
+            exchange = self._exchange(self.meeting_tag)
             meeting = composed("barrier", exchange)
             work = self._track("close", None, None, meeting, lambda: None, deadline)
             self._finish(work, deadline)

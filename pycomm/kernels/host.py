@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 # Elements a block: 64 KiB of float32, so that accumulator and source share a second-level cache.
 _BLOCK = 1 << 14
 
+_SUM, _AVG = ReduceOp.SUM, ReduceOp.AVG  # looking a member up takes a while in Python 3.11
+
 _UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.AVG: np.add,
@@ -35,7 +37,9 @@ _BOOL_UFUNCS: dict[ReduceOp, np.ufunc] = {
 }
 
 
-def reduce_arrays(sources: Sequence[Array], out: Array, dtype: DType, op: Op) -> None:
+def reduce_arrays(
+    sources: Sequence[Array], out: Array, dtype: DType, op: Op, *, sent: bool = False
+) -> None:
     """Combine `sources` element by element, in their order, into `out`.
 
     Parameters
@@ -49,15 +53,18 @@ def reduce_arrays(sources: Sequence[Array], out: Array, dtype: DType, op: Op) ->
     op : ReduceOp or PremulSum
         The operation; for ``avg`` the divisor is the number of sources. Inputs of a PremulSum have
         been multiplied already, see `premultiply`.
+    sent : bool
+        Whether `out` is sent on afterwards. It is then filled by copying: another process reads
+        such memory up to twice as fast as memory that arithmetic wrote.
 
     Notes
     -----
     Integer sums wrap, as in NumPy, NCCL and MPI. Integer averages accumulate in 64 bits and round
     toward zero. For bool, ``sum`` is a logical or.
     """
-    kind = ReduceOp.SUM if isinstance(op, PremulSum) else op
+    kind = _SUM if isinstance(op, PremulSum) else op
     ufunc = (_BOOL_UFUNCS if dtype.kind is Kind.BOOL else _UFUNCS)[kind]
-    average = len(sources) if kind is ReduceOp.AVG else 1
+    average = len(sources) if kind is _AVG else 1
     with np.errstate(all="ignore"):  # inf and NaN are values here, not events to report
         if dtype.kind is Kind.HALF:
             _reduce_wide(sources, out, ufunc, average, np.dtype(np.float32), _half_casts(dtype))
@@ -65,26 +72,30 @@ def reduce_arrays(sources: Sequence[Array], out: Array, dtype: DType, op: Op) ->
             wide = np.dtype(np.int64 if dtype.numpy.kind == "i" else np.uint64)
             _reduce_wide(sources, out, ufunc, average, wide, (np.copyto, _copy_narrow))
         else:
-            _reduce_direct(sources, out, ufunc, average)
+            _reduce_direct(sources, out, ufunc, average, sent)
 
 
 Cast = Callable[[Array, Array], None]
 
 
-def _reduce_direct(sources: Sequence[Array], out: Array, ufunc: np.ufunc, average: int) -> None:
-    if len(sources) == 2 and average == 1:
-        ufunc(sources[0], sources[1], out=out)
+def _reduce_direct(
+    sources: Sequence[Array], out: Array, ufunc: np.ufunc, average: int, sent: bool
+) -> None:
+    first, rest = sources[0], sources[1:]
+    if len(rest) == 1 and average == 1 and not sent:
+        ufunc(first, rest[0], out=out)
         return
     accumulator = np.empty(min(_BLOCK, out.size), out.dtype)
     for start in range(0, out.size, _BLOCK):
         stop = min(start + _BLOCK, out.size)
         total = accumulator[: stop - start]
-        np.copyto(total, sources[0][start:stop])
-        for source in sources[1:]:
-            ufunc(total, source[start:stop], out=total)
+        block = first[start:stop]
+        for source in rest:
+            ufunc(block, source[start:stop], out=total)
+            block = total
         if average > 1:
             np.divide(total, average, out=total)
-        out[start:stop] = total
+        out[start:stop] = block
 
 
 def _reduce_wide(

@@ -16,7 +16,15 @@ from pycomm.deadline import Deadline
 from pycomm.dtypes import DType, Op
 from pycomm.errors import CommTimeoutError
 
-__all__ = ["Array", "Native", "Pending", "Transport", "await_transport", "message_spans"]
+__all__ = [
+    "MESSAGE_LIMIT",
+    "Array",
+    "Native",
+    "Pending",
+    "Transport",
+    "await_transport",
+    "message_spans",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -82,11 +90,15 @@ class Transport(Protocol):
         """
 
     def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
-        """Return the library's own `collective` if it is right and fast for such calls.
+        """Return the library's own `collective` if it is right for such calls.
 
         `count` is the number of elements of the smaller side: the whole of all_reduce, reduce and
-        broadcast, a rank's part of the others. The answer is the same on all ranks.
+        broadcast, a rank's part of the others. The answer is the same on all ranks, here and in
+        `prefers_native`.
         """
+
+    def prefers_native(self, collective: str, nbytes: int) -> bool:
+        """Whether the library's own `collective` beats messages for `nbytes`, as `count` is."""
 
     def explain(self, error: BaseException) -> BaseException:
         """Return `error` in pycomm's terms, itself if it is no error of the library underneath."""

@@ -203,6 +203,10 @@ class LocalTransport:
         """Return None: there is no library underneath."""
         return None
 
+    def prefers_native(self, collective: str, nbytes: int) -> bool:  # noqa: ARG002
+        """Return False: there is no library underneath."""
+        return False
+
     def explain(self, error: BaseException) -> BaseException:
         """Return `error`: no library underneath has errors of its own."""
         return error

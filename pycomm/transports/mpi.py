@@ -7,7 +7,7 @@ and the user's messages, so that none of them can match another's.
 
 import faulthandler
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from mpi4py import MPI
 from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Kind, Op, ReduceOp
 from pycomm.errors import MismatchError, MPIError
-from pycomm.transports.base import Array, Native, Pending, message_spans
+from pycomm.transports.base import MESSAGE_LIMIT, Array, Native, Pending, message_spans
 
 __all__ = ["Creation", "MPITransport", "library", "shut_down"]
 
@@ -34,11 +34,10 @@ _OPS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: MPI.MAX,
 }
 
-# Open MPI's non-blocking all_reduce loses to messages and our own reduction from some slice
-# (bytes a rank) on, because it copies in place and does not pipeline. Measured on 2 cores, Open
-# MPI 5.0.11, float32: with two ranks always, with four from 512 KiB a slice.
-_SLICE_LIMIT_PAIR = 4 << 10
-_SLICE_LIMIT = 512 << 10
+# Where Open MPI's non-blocking all_reduce loses to messages: it does not pipeline, and copies in
+# place. Measured with Open MPI 5.0.11 on 2 cores, float32, 2 and 4 ranks.
+_NATIVE_PAIR = 512 << 10  # bytes, two ranks
+_NATIVE_SLICE = 512 << 10  # bytes a rank, more ranks
 
 # Whether a communicator of this process was given up with messages in flight.
 _unclean = False
@@ -62,20 +61,19 @@ class _Request:
 class _Round:
     """The `Pending` of posted messages; it checks that each receive got all of its bytes."""
 
-    __slots__ = ("_expected", "_keep", "_rank", "_requests", "_statuses")
+    __slots__ = ("_expected", "_rank", "_requests", "_statuses")
 
     def __init__(
         self,
-        requests: list[MPI.Request],
+        requests: list[MPI.Request],  # each holds the memory it was given
         expected: list[tuple[int, int]],
+        statuses: list[MPI.Status] | None,
         rank: int,
-        keep: object,
     ) -> None:
         self._requests = requests
         self._expected = expected  # (source, bytes) of the receives, which come first in requests
-        self._statuses = [MPI.Status() for _ in requests] if expected else None
+        self._statuses = statuses
         self._rank = rank
-        self._keep = keep
 
     def test(self) -> bool:
         try:
@@ -98,6 +96,17 @@ class _Round:
                     )
             self._statuses = None
         return True
+
+
+def _pieces(messages: Sequence[tuple[int, Array]]) -> Iterable[tuple[int, Array]]:
+    """Cut messages that are longer than MPI's counts allow."""
+    if all(data.size <= MESSAGE_LIMIT for _, data in messages):
+        return messages
+    return [
+        (peer, data[start:stop])
+        for peer, data in messages
+        for start, stop in message_spans(data.size)
+    ]
 
 
 class Creation:
@@ -133,6 +142,7 @@ class MPITransport:
         self._rounds = rounds
         self._messages = messages
         self._crowded = crowded
+        self._statuses: dict[int, list[MPI.Status]] = {}
         self.rank: int = rounds.Get_rank()
         self.size: int = rounds.Get_size()
         self.hosts = hosts
@@ -198,16 +208,19 @@ class MPITransport:
     ) -> Pending:
         requests: list[MPI.Request] = []
         expected: list[tuple[int, int]] = []
-        for peer, data in recvs:
-            for start, stop in message_spans(data.size):
-                expected.append((peer, stop - start))
-                part = [data[start:stop], stop - start, MPI.BYTE]
-                requests.append(comm.Irecv(part, peer, tag))
-        for peer, data in sends:
-            for start, stop in message_spans(data.size):
-                part = [data[start:stop], stop - start, MPI.BYTE]
-                requests.append(comm.Isend(part, peer, tag))
-        return _Round(requests, expected, self.rank, (sends, recvs))
+        for peer, part in _pieces(recvs):
+            expected.append((peer, part.size))
+            requests.append(comm.Irecv([part, part.size, MPI.BYTE], peer, tag))
+        for peer, part in _pieces(sends):
+            requests.append(comm.Isend([part, part.size, MPI.BYTE], peer, tag))
+        statuses = None
+        if expected:
+            # Read as soon as they are filled in, so that rounds may share them.
+            count = len(requests)
+            statuses = self._statuses.get(count)
+            if statuses is None:
+                statuses = self._statuses[count] = [MPI.Status() for _ in range(count)]
+        return _Round(requests, expected, statuses, self.rank)
 
     def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
         """Return MPI's own non-blocking collective where it is right and fast.
@@ -233,6 +246,12 @@ class MPITransport:
 
         return run
 
+    def prefers_native(self, collective: str, nbytes: int) -> bool:
+        """Whether MPI's own `collective` beats messages and pycomm's reduction."""
+        if collective != "all_reduce" or self.size == 1:
+            return True
+        return nbytes <= (_NATIVE_PAIR if self.size == 2 else _NATIVE_SLICE * self.size)
+
     def _native_reduction(
         self, collective: str, dtype: DType, op: Op, count: int
     ) -> Callable[..., MPI.Request] | None:
@@ -242,9 +261,6 @@ class MPITransport:
             return None
         datatype, operation, comm = getattr(MPI, dtype.mpi), _OPS[op], self._rounds
         if collective == "all_reduce":
-            limit = _SLICE_LIMIT_PAIR if self.size == 2 else _SLICE_LIMIT
-            if self.size > 1 and count * dtype.itemsize > limit * self.size:
-                return None
 
             def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> MPI.Request:
                 send = MPI.IN_PLACE if in_place else [x.array, count, datatype]

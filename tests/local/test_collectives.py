@@ -24,7 +24,7 @@ def test_long_reductions_in_segments(size: int, op: str, monkeypatch: pytest.Mon
     """A small limit reaches the segmented paths with little data, also uneven last segments."""
     for name in ("_SEGMENT", "_SMALLEST_SEGMENT"):
         monkeypatch.setattr(collectives, name, 64)
-    for name in ("_ONE_ROUND", "_ONE_ROUND_PAIR"):
+    for name in ("_AT_ONCE", "_AT_ONCE_PAIR"):
         monkeypatch.setattr(collectives, name, 0)
     for count in (1, 2, size, 33, 257):
         for collective in ("all_reduce", "reduce", "reduce_scatter"):

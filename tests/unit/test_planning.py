@@ -10,13 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pycomm import collectives
-from pycomm.collectives import Exchange, composed, spans
+from pycomm.collectives import Exchange, composed, others, spans
 from pycomm.dtypes import DTYPES, ReduceOp
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import MESSAGE_LIMIT, message_spans
 
 Array = np.ndarray[Any, Any]
 Span = tuple[int, int]
+
+
+class Unreal(np.ndarray[Any, Any]):
+    """An array at an address where there is nothing: neither written nor printed."""
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """Write nothing: there is no memory."""
+
+    def __repr__(self) -> str:
+        return f"<{self.size} elements at {address(self):#x}>"
 
 
 def fake(count: int, dtype: str, address: int) -> Array:
@@ -30,7 +40,7 @@ def fake(count: int, dtype: str, address: int) -> Array:
             "version": 3,
         }
 
-    return np.asarray(Nowhere())
+    return np.asarray(Nowhere()).view(Unreal)
 
 
 def address(array: Array) -> int:
@@ -98,7 +108,8 @@ def test_all_reduce_of_more_than_two_gigaelements(
     size, base, itemsize = 4, 1 << 44, 8
     reduced: list[Span] = []
 
-    def note(sources: list[Array], out: Array, *_: object) -> None:
+    def note(sources: list[Array], out: Array, *_: object, sent: bool) -> None:
+        assert sent
         assert len(sources) == size
         if out.size:
             reduced.append((address(out), out.nbytes))
@@ -109,7 +120,7 @@ def test_all_reduce_of_more_than_two_gigaelements(
     monkeypatch.setattr(Exchange, "scratch", lambda _, n, dtype: fake(n, dtype.str, 1 << 40))
     road = Recorder(rank, size)
     x = fake(count, "f8", base)
-    exchange = Exchange(road, 0, ScratchPool())  # type: ignore[arg-type]
+    exchange = Exchange(road, 0, ScratchPool(), others(rank, size))  # type: ignore[arg-type]
     for _ in composed("all_reduce", exchange, x, x, DTYPES["float64"], ReduceOp.SUM):
         pass
     cut = [(base + start * itemsize, base + stop * itemsize) for start, stop in spans(count, size)]
@@ -140,7 +151,7 @@ def test_moves_of_more_than_two_gigaelements(
         x = fake(part, "f4", base)
     if collective == "scatter":
         out = fake(part, "f4", other)
-    exchange = Exchange(road, 0, ScratchPool())  # type: ignore[arg-type]
+    exchange = Exchange(road, 0, ScratchPool(), others(0, size))  # type: ignore[arg-type]
     for _ in composed(collective, exchange, x, out, DTYPES["float32"], None, 0):
         pass
     if whole_in:
@@ -152,16 +163,9 @@ def test_moves_of_more_than_two_gigaelements(
         assert {(at, n) for _, at, n in road.sent} == {(base, count * 4)}
 
 
-class _Quiet(np.ndarray[Any, Any]):
-    """An array that is addressed but not written."""
-
-    def __setitem__(self, key: object, value: object) -> None:
-        """Write nothing: there is no memory."""
-
-
 def _slot_without_assignment(out: Array, size: int, rank: int) -> Array:
     part = out.size // size
-    return out[rank * part : (rank + 1) * part].view(_Quiet)
+    return out[rank * part : (rank + 1) * part].view(Unreal)
 
 
 def test_scratch_is_used_again_within_limits() -> None:
