@@ -138,6 +138,8 @@ class Engine:
                         break
                 else:
                     self.waiter.wait(test, Deadline(allowed), operation, sequence)
+                if call.finish is None and call.target is not None:
+                    return call.target.result()
                 return call.result()
             except BaseException as error:
                 raise self.fail(error, operation, sequence, keep=call) from error.__cause__

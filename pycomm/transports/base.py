@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pycomm.buffers import Buffer
 from pycomm.deadline import Deadline
 from pycomm.dtypes import DType, Op
 from pycomm.errors import CommTimeoutError
@@ -55,9 +54,10 @@ class Pending(Protocol):
         """
 
 
-#: ``native(x, out, root, in_place) -> test``: starts a collective of the library underneath, and
+#: ``native(x, out, root, in_place) -> test``, `x` and `out` being buffers, or None where a rank has
+#: none, and `root` a rank or -1: starts a collective of the library underneath, and
 #: returns the test whether it is complete, which keeps alive what the library reads and writes.
-Native = Callable[[Buffer | None, Buffer | None, int, bool], Callable[[], bool]]
+Native = Callable[..., Callable[[], bool]]
 
 
 class Transport(Protocol):

@@ -27,6 +27,8 @@ _NOTE_LIMIT = 1024  # bytes
 _YIELD_EVERY = 16
 _PATIENCE = 1000  # spins after which a wait yields even where every rank has a core
 
+_Test = Callable[[], bool]
+
 _OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: MPI.SUM,
     ReduceOp.PROD: MPI.PROD,
@@ -147,13 +149,14 @@ class MPITransport:
         self.size: int = rounds.Get_size()
         self.hosts = hosts
         self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
-        self._natives: dict[str, Callable[..., MPI.Request]] = {
+        # Each returns the Test of its request, which holds the memory it was given.
+        self._natives: dict[str, Callable[..., _Test]] = {
             "all_gather": self._all_gather,
             "all_to_all": self._all_to_all,
             "broadcast": self._broadcast,
             "gather": self._gather,
             "scatter": self._scatter,
-            "barrier": lambda *_: rounds.Ibarrier(),
+            "barrier": lambda *_: rounds.Ibarrier().Test,
         }
 
     @classmethod
@@ -232,19 +235,8 @@ class MPITransport:
         if count * dtype.itemsize > _INT_MAX:
             return None
         if op is None:
-            start = self._natives[collective]
-        elif (reduction := self._native_reduction(collective, dtype, op, count)) is not None:
-            start = reduction
-        else:
-            return None
-
-        def run(
-            x: Buffer | None, out: Buffer | None, root: int, in_place: bool
-        ) -> Callable[[], bool]:
-            # The request holds the arrays it was given.
-            return start(x, out, root, in_place).Test
-
-        return run
+            return self._natives[collective]
+        return self._native_reduction(collective, dtype, op, count)
 
     def prefers_native(self, collective: str, nbytes: int) -> bool:
         """Whether MPI's own `collective` beats messages and pycomm's reduction."""
@@ -252,9 +244,7 @@ class MPITransport:
             return True
         return nbytes <= (_NATIVE_PAIR if self.size == 2 else _NATIVE_SLICE * self.size)
 
-    def _native_reduction(
-        self, collective: str, dtype: DType, op: Op, count: int
-    ) -> Callable[..., MPI.Request] | None:
+    def _native_reduction(self, collective: str, dtype: DType, op: Op, count: int) -> Native | None:
         if dtype.mpi is None or not isinstance(op, ReduceOp) or op not in _OPS:
             return None
         if dtype.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
@@ -262,46 +252,46 @@ class MPITransport:
         datatype, operation, comm = getattr(MPI, dtype.mpi), _OPS[op], self._rounds
         if collective == "all_reduce":
 
-            def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> MPI.Request:
+            def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
                 send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
-                return comm.Iallreduce(send, [out.array, count, datatype], operation)
+                return comm.Iallreduce(send, [out.array, count, datatype], operation).Test
 
             return all_reduce
         if collective == "reduce":
 
-            def reduce(x: Buffer, out: Buffer | None, root: int, in_place: bool) -> MPI.Request:
+            def reduce(x: Buffer, out: Buffer | None, root: int, in_place: bool) -> _Test:
                 send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
                 recv = None if out is None else [out.array, count, datatype]
-                return comm.Ireduce(send, recv, operation, root)
+                return comm.Ireduce(send, recv, operation, root).Test
 
             return reduce
 
-        def reduce_scatter(x: Buffer, out: Buffer, *_: object) -> MPI.Request:
+        def reduce_scatter(x: Buffer, out: Buffer, *_: object) -> _Test:
             recv = [out.array, count, datatype]
-            return comm.Ireduce_scatter_block([x.array, count, datatype], recv, operation)
+            return comm.Ireduce_scatter_block([x.array, count, datatype], recv, operation).Test
 
         return reduce_scatter
 
-    def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> MPI.Request:
+    def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
         send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
-        return self._rounds.Iallgather(send, [out.octets, x.nbytes, MPI.BYTE])
+        return self._rounds.Iallgather(send, [out.octets, x.nbytes, MPI.BYTE]).Test
 
-    def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> MPI.Request:
+    def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> _Test:
         part = x.nbytes // self.size
-        return self._rounds.Ialltoall([x.octets, part, MPI.BYTE], [out.octets, part, MPI.BYTE])
+        return self._rounds.Ialltoall([x.octets, part, MPI.BYTE], [out.octets, part, MPI.BYTE]).Test
 
-    def _broadcast(self, x: Buffer, _: Buffer, root: int, __: bool) -> MPI.Request:
-        return self._rounds.Ibcast([x.octets, x.nbytes, MPI.BYTE], root)
+    def _broadcast(self, x: Buffer, _: Buffer, root: int, __: bool) -> _Test:
+        return self._rounds.Ibcast([x.octets, x.nbytes, MPI.BYTE], root).Test
 
-    def _gather(self, x: Buffer, out: Buffer | None, root: int, in_place: bool) -> MPI.Request:
+    def _gather(self, x: Buffer, out: Buffer | None, root: int, in_place: bool) -> _Test:
         send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
         recv = None if out is None else [out.octets, x.nbytes, MPI.BYTE]
-        return self._rounds.Igather(send, recv, root)
+        return self._rounds.Igather(send, recv, root).Test
 
-    def _scatter(self, x: Buffer | None, out: Buffer, root: int, in_place: bool) -> MPI.Request:
+    def _scatter(self, x: Buffer | None, out: Buffer, root: int, in_place: bool) -> _Test:
         send = None if x is None else [x.octets, out.nbytes, MPI.BYTE]
         recv = MPI.IN_PLACE if in_place else [out.octets, out.nbytes, MPI.BYTE]
-        return self._rounds.Iscatter(send, recv, root)
+        return self._rounds.Iscatter(send, recv, root).Test
 
     def explain(self, error: BaseException) -> BaseException:
         """Return an error of MPI as pycomm's."""
