@@ -7,7 +7,7 @@ import numpy as np
 from pycomm.collectives import Exchange, Steps
 from pycomm.errors import CommError, MismatchError
 
-__all__ = ["compare"]
+__all__ = ["as_check", "compare"]
 
 _TEXT = 96  # bytes for the texts of a call, which are short names
 

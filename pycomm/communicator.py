@@ -11,10 +11,12 @@ import numpy as np
 from pycomm.arguments import rank_of
 from pycomm.bootstrap.leaving import watch
 from pycomm.buffers import Buffer
+from pycomm.call import Call
+from pycomm.checking import as_check
 from pycomm.collectives import meeting
 from pycomm.deadline import as_timeout
 from pycomm.dtypes import DTYPES
-from pycomm.engine import Call, Engine, as_check
+from pycomm.engine import Engine
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
 from pycomm.messages import Messages
 from pycomm.movement import Movement

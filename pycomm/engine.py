@@ -3,10 +3,10 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from pycomm.buffers import Buffer
+from pycomm.call import Call
 from pycomm.checking import compare
 from pycomm.collectives import AtOnce, Exchange, Steps, composed, others
 from pycomm.deadline import Deadline, as_timeout
@@ -17,7 +17,7 @@ from pycomm.transports.base import Native, Pending, Transport
 from pycomm.waiting import Waiter
 from pycomm.work import Tested, Work
 
-__all__ = ["ALGORITHMS", "Call", "Engine", "as_check"]
+__all__ = ["ALGORITHMS", "Engine"]
 
 #: ``auto``: the library's own collective where it is right and fast, else ``direct``.
 #: ``native``: the library's own or nothing. ``direct``: messages and pycomm's own reduction.
@@ -25,6 +25,16 @@ ALGORITHMS = ("auto", "native", "direct")
 
 _CACHED_CHOICES = 1024
 _PREPARED_LIMIT = 64 << 20
+
+
+def _composed_instead(*_: object) -> Callable[[], bool]:
+    raise AssertionError("stands for a collective made of messages, and is never called")
+
+
+_COMPOSED: Native = _composed_instead
+
+# Looks before a wait sets up its deadline: a small message takes less than the setting up.
+_QUICK_TESTS = (None,) * 20
 
 
 def _composed_instead(*_: object) -> Callable[[], bool]:
@@ -47,35 +57,6 @@ def as_check(check: bool | None) -> bool:
 # What was in flight when a communicator broke. A message may still land in these arrays, so they
 # live as long as the process.
 _abandoned: list[object] = []
-
-
-@dataclass(slots=True)
-class Call:
-    """One collective, checked and ready to start.
-
-    `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
-    holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
-    the data is there.
-    """
-
-    collective: str
-    x: Buffer | None
-    out: Buffer | None
-    target: Buffer | None
-    dtype: DType
-    count: int
-    op: Op | None = None
-    root: int = -1
-    in_place: bool = False
-    prepare: Callable[[], None] | None = None
-    finish: Callable[[], None] | None = None
-    operation: str = ""
-
-    def result(self) -> Any:
-        """Do what remains, and return the caller's array."""
-        if self.finish is not None:
-            self.finish()
-        return None if self.target is None else self.target.result()
 
 
 class Engine:
@@ -387,7 +368,9 @@ class Engine:
         for work in self._active:
             work.fail(error)
         self._active = []
-        if isinstance(error, CommError) and not isinstance(error, CommTimeoutError | PeerError):
+        if not isinstance(error, CommError):
+            self.waiter.leave(error)  # Ctrl-C, for instance
+        elif not isinstance(error, CommTimeoutError | PeerError):
             self.waiter.give_up(place)  # timeouts have told the peers already
         self.transport.abort()
         return error

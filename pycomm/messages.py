@@ -7,8 +7,8 @@ import numpy as np
 
 from pycomm.arguments import rank_of
 from pycomm.buffers import Buffer, as_buffer, same_memory
+from pycomm.call import Call
 from pycomm.dtypes import DTYPES
-from pycomm.engine import Call
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
 from pycomm.member import Member
 

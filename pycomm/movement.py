@@ -16,8 +16,8 @@ from pycomm.arguments import (
     whole_of,
 )
 from pycomm.buffers import Buffer, as_buffer, new_like
+from pycomm.call import Call
 from pycomm.dtypes import DTYPES
-from pycomm.engine import Call
 from pycomm.errors import ArgumentValueError
 from pycomm.member import Member
 

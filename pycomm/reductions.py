@@ -6,8 +6,8 @@ from typing import Any
 
 from pycomm.arguments import new_array, own_slot, part_of, rank_of, reduce_op, same_shape
 from pycomm.buffers import Buffer, as_buffer
+from pycomm.call import Call
 from pycomm.dtypes import Kind, Op, PremulSum, ReduceOp
-from pycomm.engine import Call
 from pycomm.kernels.host import divide, premultiply
 from pycomm.member import Member
 

