@@ -1,5 +1,6 @@
 """Checked mode: the ranks compare what they are about to do."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,13 @@ from pycomm.errors import CommError, MismatchError
 __all__ = ["as_check", "compare"]
 
 _TEXT = 96  # bytes for the texts of a call, which are short names
+
+
+def as_check(check: bool | None) -> bool:
+    """Return whether calls are compared across ranks; None asks ``PYCOMM_CHECK``."""
+    if check is None:
+        return os.environ.get("PYCOMM_CHECK", "0").strip().lower() not in ("", "0", "false", "no")
+    return bool(check)
 
 
 def compare(exchange: Exchange, facts: dict[str, Any], verdict: list[CommError]) -> Steps:

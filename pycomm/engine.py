@@ -1,6 +1,5 @@
 """What every call goes through: state, sequence numbers, choice of road, progress, failure."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,23 +34,6 @@ _COMPOSED: Native = _composed_instead
 
 # Looks before a wait sets up its deadline: a small message takes less than the setting up.
 _QUICK_TESTS = (None,) * 20
-
-
-def _composed_instead(*_: object) -> Callable[[], bool]:
-    raise AssertionError("stands for a collective made of messages, and is never called")
-
-
-_COMPOSED: Native = _composed_instead
-
-# Looks before a wait sets up its deadline: a small message takes less than the setting up.
-_QUICK_TESTS = (None,) * 20
-
-
-def as_check(check: bool | None) -> bool:
-    """Return whether calls are compared across ranks; None asks ``PYCOMM_CHECK``."""
-    if check is None:
-        return os.environ.get("PYCOMM_CHECK", "0").strip().lower() not in ("", "0", "false", "no")
-    return bool(check)
 
 
 # What was in flight when a communicator broke. A message may still land in these arrays, so they
