@@ -4,13 +4,21 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pycomm.buffers import Buffer
+import numpy as np
+
+from pycomm.buffers import Buffer, as_buffer
 from pycomm.call import Call
-from pycomm.checking import compare
+from pycomm.checking import differences, encode
 from pycomm.collectives import AtOnce, Exchange, Steps, composed, others
 from pycomm.deadline import Deadline, as_timeout
-from pycomm.dtypes import DType, Op
-from pycomm.errors import ArgumentValueError, CommError, CommTimeoutError, PeerError
+from pycomm.dtypes import DTYPES, DType, Op
+from pycomm.errors import (
+    ArgumentValueError,
+    CommError,
+    CommTimeoutError,
+    MismatchError,
+    PeerError,
+)
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Native, Pending, Transport
 from pycomm.waiting import Waiter
@@ -123,14 +131,30 @@ class Engine:
             call.root,
         )
 
-        if async_op or self._active:
+        if async_op:
 
             def result() -> Any:
                 exchange.release()
                 return call.result()
 
-            work = self._track(operation, sequence, None, steps, result, deadline)
-            return work if async_op else self._finish(work, deadline)
+            return self._track(operation, sequence, None, steps, result, deadline)
+        self._drive(steps, deadline, operation, sequence, keep=call)
+        exchange.release()
+        return call.result()
+
+    def _drive(
+        self,
+        steps: Iterator[Pending],
+        deadline: Deadline,
+        operation: str,
+        sequence: int | None,
+        keep: object = None,
+    ) -> None:
+        """Run `steps` to their end; works in flight make progress too."""
+        if self._active:
+            work = self._track(operation, sequence, None, steps, lambda: None, deadline)
+            self._finish(work, deadline)
+            return
         try:
             for pending in steps:
                 test = pending.test
@@ -139,10 +163,9 @@ class Engine:
                         break
                 else:
                     self.waiter.wait(test, deadline, operation, sequence)
-            exchange.release()
-            return call.result()
         except BaseException as error:
-            raise self.fail(error, operation, sequence, keep=(call, steps)) from error.__cause__
+            failure = self.fail(error, operation, sequence, keep=(keep, steps))
+            raise failure from error.__cause__
 
     def message(
         self,
@@ -194,8 +217,7 @@ class Engine:
         deadline = Deadline(as_timeout(timeout, self.timeout))
         self.enter(operation)
         try:
-            work = self._track(operation, None, None, steps, lambda: None, deadline)
-            self._finish(work, deadline)
+            self._drive(steps, deadline, operation, None)
         finally:
             self._lock.release()
 
@@ -235,28 +257,21 @@ class Engine:
 
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
-        exchange = self._exchange(self.meeting_tag)
-        facts = {
-            "operation": operation,
-            "sequence": self.sequence,
-            "dtype": call.dtype.name,
-            "count": call.count,
-            "op": "" if call.op is None else str(call.op),
-            "root": call.root,
-            "algorithm": algorithm,
-        }
-        verdict: list[CommError] = []
-        work = self._track(
-            operation,
-            self.sequence,
-            None,
-            compare(exchange, facts, verdict),
-            exchange.release,
-            deadline,
+        own = encode(
+            (operation, call.dtype.name, "" if call.op is None else str(call.op), algorithm),
+            (self.sequence, call.count, call.root),
         )
-        self._finish(work, deadline)
-        if verdict:
-            raise verdict[0]
+        records = np.empty((self.transport.size, own.size), np.uint8)
+        gather = self.transport.native("all_gather", DTYPES["uint8"], None, own.size)
+        if gather is not None:
+            ours, all_of_them = as_buffer(own), as_buffer(records)
+            steps: Iterator[Pending] = iter((Tested(gather(ours, all_of_them, -1, False)),))
+        else:
+            exchange = self._exchange(self.meeting_tag)
+            steps = composed("all_gather", exchange, own, records.reshape(-1))
+        self._drive(steps, deadline, operation, self.sequence, keep=records)
+        if (records != own).any():
+            raise MismatchError(differences(records))
 
     def _track(
         self,
@@ -370,8 +385,7 @@ class Engine:
                 self._finish(work, deadline)
             exchange = self._exchange(self.meeting_tag)
             meeting = composed("barrier", exchange)
-            work = self._track("close", None, None, meeting, lambda: None, deadline)
-            self._finish(work, deadline)
+            self._drive(meeting, deadline, "close", None)
             self.transport.close()
             self.state = "closed"
         finally:
