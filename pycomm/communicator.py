@@ -190,6 +190,7 @@ class Communicator(Reductions, Movement, Messages):
         self._splits += 1
         family, label = engine.waiter.family, f"{engine.label}/{self._splits}"
         child = Communicator(Engine(transport, engine.timeout, engine.check, label, family))
+        self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)
         return child
 

@@ -9,36 +9,22 @@ import numpy as np
 from pycomm.buffers import Buffer, as_buffer
 from pycomm.call import Call
 from pycomm.checking import differences, encode
-from pycomm.collectives import AtOnce, Exchange, Steps, composed, others
+from pycomm.choice import COMPOSED, Choices
+from pycomm.collectives import Exchange, Steps, composed, others
 from pycomm.deadline import Deadline, as_timeout
-from pycomm.dtypes import DTYPES, DType, Op
+from pycomm.dtypes import DTYPES
 from pycomm.errors import (
-    ArgumentValueError,
     CommError,
     CommTimeoutError,
     MismatchError,
     PeerError,
 )
 from pycomm.scratch import ScratchPool
-from pycomm.transports.base import Native, Pending, Transport
+from pycomm.transports.base import Pending, Transport
 from pycomm.waiting import Waiter
 from pycomm.work import Tested, Work
 
-__all__ = ["ALGORITHMS", "Engine"]
-
-#: ``auto``: the library's own collective where it is right and fast, else ``direct``.
-#: ``native``: the library's own or nothing. ``direct``: messages and pycomm's own reduction.
-ALGORITHMS = ("auto", "native", "direct")
-
-_CACHED_CHOICES = 1024
-_PREPARED_LIMIT = 64 << 20
-
-
-def _composed_instead(*_: object) -> Callable[[], bool]:
-    raise AssertionError("stands for a collective made of messages, and is never called")
-
-
-_COMPOSED: Native = _composed_instead
+__all__ = ["Engine"]
 
 # Looks before a wait sets up its deadline: a small message takes less than the setting up.
 _QUICK_TESTS = (None,) * 20
@@ -76,15 +62,13 @@ class Engine:
         #: The tag of rounds that belong to no numbered collective. The one below is that of single
         #: rounds, sequence numbers use the others.
         self.meeting_tag = transport.tag_limit - 1
-        self._choices: dict[tuple[str, DType, Op | None, int, str], Native] = {}
-        self._prepared = 0  # bytes that cached choices hold
+        self._choices = Choices(transport, self.meeting_tag - 1)
 
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
-        native = self._choices.get(
-            (call.collective, call.dtype, call.op, call.count, algorithm)
-        ) or self._choose((call.collective, call.dtype, call.op, call.count), algorithm)
+        key = (call.collective, call.dtype, call.op, call.count, algorithm)
+        native = self._choices.known.get(key) or self._choices.choose(*key)
         operation = call.operation or call.collective
         if self.state != "open" or not self._lock.acquire(False):
             self.enter(operation)
@@ -95,7 +79,7 @@ class Engine:
             self.sequence = sequence + 1
             if call.prepare is not None:
                 call.prepare()
-            if native is _COMPOSED:
+            if native is COMPOSED:
                 return self._run_steps(call, operation, sequence, Deadline(allowed), async_op)
             try:
                 test = native(call.x, call.out, call.root, call.in_place)
@@ -224,37 +208,6 @@ class Engine:
     def _exchange(self, tag: int) -> Exchange:
         return Exchange(self.transport, tag, self._pool, self._others)
 
-    def _choose(self, key: tuple[str, DType, Op | None, int], algorithm: str) -> Native:
-        """Return the native collective to use, `_COMPOSED` for messages.
-
-        Only what is equal on all ranks may enter here, or ranks would take different roads.
-        """
-        if algorithm not in ALGORITHMS:
-            raise ArgumentValueError(
-                f"unknown algorithm {algorithm!r}; known: {', '.join(ALGORITHMS)}"
-            )
-        transport = self.transport
-        collective, dtype, op, count = key
-        nbytes = count * dtype.itemsize
-        native = None if algorithm == "direct" else transport.native(*key)
-        if algorithm == "native" and native is None:
-            raise ArgumentValueError(
-                f"there is no native {collective} for {count} elements of {dtype.name}"
-                + ("" if op is None else f" with op {str(op)!r}")
-            )
-        if algorithm == "auto" and not transport.prefers_native(collective, nbytes):
-            native = None
-        chosen: Native = native or _COMPOSED
-        if native is None and collective == "all_reduce" and AtOnce.fits(transport.size, nbytes):
-            assert op is not None
-            chosen = AtOnce(transport, self.meeting_tag - 1, dtype, op, count)
-            self._prepared += nbytes * transport.size
-        if len(self._choices) >= _CACHED_CHOICES or self._prepared > _PREPARED_LIMIT:
-            self._choices.clear()
-            self._prepared = 0
-        self._choices[*key, algorithm] = chosen
-        return chosen
-
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
         own = encode(
@@ -361,10 +314,7 @@ class Engine:
         place = operation if sequence is None else f"{operation} #{sequence}"
         self.state = "broken"
         self._reason = f" since {place} ended with {type(error).__name__}; only abort() is possible"
-        _abandoned.append((list(self._active), keep))
-        for work in self._active:
-            work.fail(error)
-        self._active = []
+        self._abandon(error, keep)
         if not isinstance(error, CommError):
             self.waiter.leave(error)  # Ctrl-C, for instance
         elif not isinstance(error, CommTimeoutError | PeerError):
@@ -388,6 +338,7 @@ class Engine:
             self._drive(meeting, deadline, "close", None)
             self.transport.close()
             self.state = "closed"
+            self.waiter.forget()
         finally:
             self._lock.release()
 
@@ -395,18 +346,23 @@ class Engine:
         """Tell the peers that this rank leaves because of `reason`, then abort."""
         if self.state == "open":
             self.waiter.leave(reason)
-            _abandoned.append(list(self._active))
         self.abort()
 
     def abort(self) -> None:
         """Give up at once, without talking to anybody."""
         if self.state in ("closed", "aborted"):
             return
-        error = CommError(f"{self.label} was aborted", rank=self.transport.rank)
-        _abandoned.append(list(self._active))
-        for work in self._active:
-            work.fail(error)
-        self._active = []
+        if self._active:
+            error = CommError(f"{self.label} was aborted", rank=self.transport.rank)
+            self._abandon(error, None)
         self.state = "aborted"
         self._reason = ""
         self.transport.abort()
+        self.waiter.forget()
+
+    def _abandon(self, error: BaseException, keep: object) -> None:
+        """End all works with `error`, and keep for good what messages may still land in."""
+        _abandoned.append((self, self._active, keep))
+        for work in self._active:
+            work.fail(error)
+        self._active = []

@@ -36,7 +36,7 @@ class _Place:
         return self.operation if self.sequence is None else f"{self.operation} #{self.sequence}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """Waits on one transport, for one communicator.
 
@@ -104,13 +104,18 @@ class Waiter:
             self._flush()
             self.transport.idle(1)
 
+    def forget(self) -> None:
+        """Answer no more for this communicator: it has ended."""
+        if self in self.family:
+            self.family.remove(self)
+
     def give_up(self, where: str) -> None:
         """Tell all peers that this rank has given up at `where`, without waiting."""
         self._tell_all("asks", where)
         self._flush()
 
     def _listen(self, place: _Place, deadline: Deadline, peers: "tuple[int, ...] | None") -> None:
-        for waiter in self.family:
+        for waiter in tuple(self.family):
             waiter._take_notes(place if waiter is self else None, place, self.label)
         gone = [rank for rank in self.left if peers is None or rank in peers]
         if gone:

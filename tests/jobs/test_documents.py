@@ -1,0 +1,42 @@
+"""What the documents show runs: the README's example, and the examples in docstrings."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycomm import start
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+def test_the_example_of_the_readme(tmp_path: Path, ranks: int | None) -> None:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert code
+    script = tmp_path / "hello.py"
+    script.write_text(code[1])
+    launcher = [] if ranks is None else ["-m", "pycomm", "run", "-n", str(ranks)]
+    ended = subprocess.run(
+        [sys.executable, *launcher, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if ranks is not None and "cannot be loaded" in ended.stderr:
+        pytest.skip("needs MPI")
+    assert ended.returncode == 0, ended.stderr
+    total = sum(range(ranks or 1))
+    assert ended.stdout.startswith(f"[{total}. {total}. {total}. {total}.] [1. 1. 1.] ")
+    assert "{'lr': 0.1}" in ended.stdout
+
+
+def test_the_examples_of_docstrings() -> None:
+    failed, tried = doctest.testmod(start)
+    assert tried >= 4
+    assert not failed
