@@ -1,23 +1,15 @@
 """The training example on threads as ranks: the same network as one process trains."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+from support.examples import load_train
 
 import pycomm
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train_digits.py"
 
 
 @pytest.fixture(scope="module")
 def train():
-    pytest.importorskip("sklearn", reason="the example reads its data from scikit-learn")
-    spec = importlib.util.spec_from_file_location("train_digits", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.train
+    return load_train()
 
 
 @pytest.fixture(scope="module")
