@@ -6,6 +6,7 @@ from typing import Any
 
 import pycomm
 from pycomm.bench.options import Stop, parse
+from pycomm.bench.plot import prepare
 from pycomm.bench.sweep import run
 from pycomm.errors import CommError
 
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if argv is None else argv)
     except Stop as stop:
         return _say(stop)
+    if options.plot is not None:
+        prepare()  # before MPI is up: it may start processes
     settings: dict[str, Any] = {} if options.timeout is None else {"timeout": options.timeout}
     try:
         with pycomm.init(**settings) as comm:

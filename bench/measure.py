@@ -34,7 +34,7 @@ from pycomm.dtypes import DType
 if TYPE_CHECKING:
     from pycomm import Communicator
 
-__all__ = ["Job", "Memory", "measure_size"]
+__all__ = ["Memory", "Setup", "measure_size"]
 
 Array = NDArray[Any]
 Call = Callable[..., Any]
@@ -70,7 +70,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Setup:
     """What all rows of a run have in common."""
 
     options: Options
@@ -91,12 +91,12 @@ class _Entry:
     wrong: int | None
 
 
-def measure_size(job: Job, dtype: DType, op: str | None, root: int, nbytes: int) -> list[Row]:
+def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: int) -> list[Row]:
     """Measure one size and return a row for each algorithm, the same on all ranks.
 
     Parameters
     ----------
-    job : Job
+    job : Setup
         The run.
     dtype, op, root
         What is measured; `op` is None and `root` -1 where the collective takes none.
@@ -160,7 +160,7 @@ def measure_size(job: Job, dtype: DType, op: str | None, root: int, nbytes: int)
 
 
 def _check(
-    job: Job,
+    job: Setup,
     placement: Placement,
     call: Call,
     dtype: DType,
@@ -206,7 +206,7 @@ def _contender(
     return Contender(step, blocks, settle=barrier if options.blocking == 3 else None)
 
 
-def _try(job: Job, call: Call | None) -> float | None:
+def _try(job: Setup, call: Call | None) -> float | None:
     """Return how long the second of two calls takes on rank 0, None if a rank cannot make them.
 
     What a peer cannot do it refuses before it sends anything, on all ranks alike.
@@ -226,7 +226,7 @@ def _try(job: Job, call: Call | None) -> float | None:
 
 
 def _time(
-    job: Job, entries: list[_Entry], nbytes: int, factor: float
+    job: Setup, entries: list[_Entry], nbytes: int, factor: float
 ) -> dict[tuple[bool, str | None, bool], Side]:
     """Time all entries in turn; (peer?, name, in place?) -> what was measured over all ranks."""
     options, comm = job.options, job.comm

@@ -1,5 +1,6 @@
 """The picture: latency and bus bandwidth against size, a line for each algorithm and peer."""
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 from pycomm.bench.options import Options
 from pycomm.bench.results import Header, Row, Side
 
-__all__ = ["Series", "collect_series", "draw", "size_label", "time_label", "why_no_plot"]
+__all__ = ["Series", "collect_series", "draw", "prepare", "size_label", "time_label", "why_no_plot"]
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), and markers for black and white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -23,6 +24,12 @@ class Series:
 
     label: str
     points: tuple[tuple[int, float, float], ...]
+
+
+def prepare() -> None:
+    """Let matplotlib look for fonts, for which it may start processes; without it, do nothing."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        importlib.import_module("matplotlib.font_manager")
 
 
 def why_no_plot(path: str) -> str | None:

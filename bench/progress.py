@@ -1,10 +1,14 @@
 """A progress bar on standard error, for people who watch a terminal."""
 
 import importlib.util
+import os
 import sys
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["TERMINAL", "Progress"]
+
+#: The environment variable by which a launcher says that standard error ends at a terminal.
+TERMINAL = "PYCOMM_BENCH_TERMINAL"
 
 
 class Progress:
@@ -20,7 +24,9 @@ class Progress:
 
     def __init__(self, total: int, *, shown: bool) -> None:
         self._bar: Any = None
-        if not shown or not sys.stderr.isatty():
+        # Under mpirun the ranks write to a pipe: `pycomm bench` says that a terminal is at its end.
+        told = os.environ.get(TERMINAL) == "1"
+        if not shown or not (told or sys.stderr.isatty()):
             return
         if importlib.util.find_spec("rich") is None:
             print(
@@ -32,7 +38,7 @@ class Progress:
         from rich.progress import Progress as Bar
 
         self._bar = Bar(
-            console=Console(stderr=True),
+            console=Console(stderr=True, force_terminal=True),
             auto_refresh=False,
             transient=True,
             redirect_stdout=False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import pycomm
 from pycomm.bench import files, peers, plot, report
-from pycomm.bench.measure import Job, Memory, measure_size
+from pycomm.bench.measure import Memory, Setup, measure_size
 from pycomm.bench.options import Options, type_name
 from pycomm.bench.progress import Progress
 from pycomm.bench.results import Device, Header, Row, Summary, summarize
@@ -77,7 +77,7 @@ def run(
         problem = _first_problem(comm, problem)
         if problem is not None:
             return _refuse(comm, problem, writer)
-        job = Job(options, comm, memory, tuple(opened), clock)
+        job = Setup(options, comm, memory, tuple(opened), clock)
         try:
             summary = _measure_all(job, writer)
         except (ArgumentTypeError, ArgumentValueError) as error:
@@ -110,7 +110,7 @@ def _why_not(options: Options, comm: "Communicator") -> str | None:
     return next((why for name in options.peers if (why := peers.why_not(name, comm))), None)
 
 
-def _measure_all(job: Job, writer: "_Writer") -> Summary:
+def _measure_all(job: Setup, writer: "_Writer") -> Summary:
     options, comm = job.options, job.comm
     header = Header(
         program=f"pycomm.bench {options.case.name}",
@@ -158,7 +158,7 @@ def _cpu_model() -> str:
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    return next(names, "") or platform.machine()
 
 
 def _try_to_write(path: Path) -> None:

@@ -137,7 +137,12 @@ def _as_host_array(x: Any, name: str) -> Array:
     interface = getattr(x, "__array_interface__", None)
     if isinstance(interface, dict):
         # Through the interface only: asarray(x) would fall back to copying what it cannot view.
-        return np.asarray(_Interface(interface, x))
+        try:
+            return np.asarray(_Interface(interface, x))
+        except Exception as error:
+            raise ArgumentTypeError(
+                f"the __array_interface__ of {name} is wrong: {error}"
+            ) from error
     if hasattr(x, "__dlpack__"):
         return from_dlpack(x)
     raise ArgumentTypeError(
@@ -155,7 +160,12 @@ class _Interface:
 def _refuse_device(x: Any, name: str) -> None:
     device = None
     if hasattr(x, "__dlpack_device__"):
-        kind, number = x.__dlpack_device__()
+        try:
+            kind, number = x.__dlpack_device__()
+        except Exception as error:
+            raise ArgumentTypeError(
+                f"{name} does not say on which device it lies: {error}"
+            ) from error
         if int(kind) not in HOST_DEVICES:
             device = f"device {int(kind)}:{number}"
     elif hasattr(x, "__cuda_array_interface__"):

@@ -16,7 +16,7 @@ class Call:
 
     `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
     holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
-    the data is there.
+    the data is there; `asked` is the caller's op where `op` is another one.
     """
 
     collective: str
@@ -31,6 +31,7 @@ class Call:
     prepare: Callable[[], None] | None = None
     finish: Callable[[], None] | None = None
     operation: str = ""
+    asked: Op | None = None
 
     def result(self) -> Any:
         """Do what remains, and return the caller's array."""

@@ -57,4 +57,7 @@ def differences(records: Array) -> str:
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {call}"
         for call, ranks in calls.items()
     )
-    return f"the ranks disagree about a call, nothing was sent: {listed}"
+    return (
+        f"the ranks disagree about a call, nothing was sent: {listed}. All ranks must make the "
+        "same calls in the same order, with equal dtype, count (here of one rank's part) and op"
+    )

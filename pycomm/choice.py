@@ -59,9 +59,12 @@ class Choices:
         transport = self._transport
         nbytes = count * dtype.itemsize
         native = None
-        if algorithm != "direct":
+        # An MPI may return from an empty collective at once, on one rank alone if only its count is
+        # 0: the next call of that rank would then be paired with this one of the others.
+        empty = count == 0 and collective != "barrier"
+        if algorithm != "direct" and not empty:
             native = transport.native(collective, dtype, op, count)
-        if algorithm == "native" and native is None:
+        if algorithm == "native" and native is None and not empty:
             raise ArgumentValueError(
                 f"there is no native {collective} for {count} elements of {dtype.name}"
                 + ("" if op is None else f" with op {str(op)!r}")
@@ -69,7 +72,8 @@ class Choices:
         if algorithm == "auto" and not transport.prefers_native(collective, nbytes):
             native = None
         chosen: Native = native or COMPOSED
-        if native is None and collective == "all_reduce" and AtOnce.fits(transport.size, nbytes):
+        short = AtOnce.fits(transport.size, nbytes) and not empty
+        if native is None and collective == "all_reduce" and short:
             assert op is not None
             chosen = AtOnce(transport, self._tag, dtype, op, count)
             self._prepared += nbytes * transport.size

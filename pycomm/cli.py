@@ -90,7 +90,12 @@ def _bench(words: Sequence[str]) -> int:
 
         return bench_main(rest)
     ranks = usable_cores() if ranks is None else ranks
-    return launch([sys.executable, "-m", "pycomm.bench", *rest], ranks, verbose=verbose)
+    if sys.stderr.isatty():
+        from pycomm.bench.progress import TERMINAL
+
+        os.environ[TERMINAL] = "1"
+    # Not from the current folder: in a checkout its pycomm/ would hide the installed one.
+    return launch([sys.executable, "-P", "-m", "pycomm.bench", *rest], ranks, verbose=verbose)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -327,7 +327,7 @@ def _barrier(exchange: Exchange, *_: object) -> Steps:
         distance *= 2
 
 
-_COMPOSED: dict[str, Callable[..., Steps]] = {
+_STEPS: dict[str, Callable[..., Steps]] = {
     "all_gather": _all_gather,
     "all_reduce": _all_reduce,
     "all_to_all": _all_to_all,
@@ -354,35 +354,31 @@ def composed(
     `x` and `out` are one-dimensional; `out` may be `x`, or x the rank's own slot of out (and the
     other way round for reduce_scatter and scatter); None where this rank has none.
     """
-    return _COMPOSED[collective](exchange, x, out, dtype, op, root)
+    return _STEPS[collective](exchange, x, out, dtype, op, root)
 
 
-def meeting(
-    transport: Transport, members: Sequence[int], tag: int, agreed: int, verdict: list[int]
-) -> Steps:
-    """Meet `members`, some of the ranks of `transport`, and compare a number with them.
+def meeting(transport: Transport, members: Sequence[int], tag: int, span: Array) -> Steps:
+    """Meet `members`, some of the ranks of `transport`, and compare a number with all of them.
 
     Parameters
     ----------
     transport : Transport
         The road of all ranks.
     members : sequence of int
-        Who meets, in an order that all of them share.
+        Who meets.
     tag : int
         A tag that no other round uses at the same time.
-    agreed : int
-        A 64-bit number that must be equal on all members.
-    verdict : list
-        Receives the ranks whose number differs.
+    span : numpy.ndarray
+        Two uint64, both the number of this rank; at the end the smallest and the largest of all.
     """
-    place = list(members).index(transport.rank)
-    own = np.array([agreed], np.uint64)
+    # In rank order, so that lists of the same ranks in another order meet, and differ.
+    ranks = sorted(members)
+    place = ranks.index(transport.rank)
     distance = 1
-    while distance < len(members):
-        ahead = members[(place + distance) % len(members)]
-        behind = members[(place - distance) % len(members)]
-        heard = np.zeros(1, np.uint64)
-        yield transport.post([(ahead, own.view(np.uint8))], [(behind, heard.view(np.uint8))], tag)
-        if heard[0] != own[0]:
-            verdict.append(behind)
+    while distance < len(ranks):
+        ahead = ranks[(place + distance) % len(ranks)]
+        behind = ranks[(place - distance) % len(ranks)]
+        told, heard = span.copy(), np.zeros(2, np.uint64)
+        yield transport.post([(ahead, told.view(np.uint8))], [(behind, heard.view(np.uint8))], tag)
+        span[0], span[1] = min(span[0], heard[0]), max(span[1], heard[1])
         distance *= 2

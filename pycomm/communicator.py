@@ -14,7 +14,7 @@ from pycomm.buffers import Buffer
 from pycomm.call import Call
 from pycomm.checking import as_check
 from pycomm.collectives import meeting
-from pycomm.deadline import as_timeout
+from pycomm.deadline import DEFAULT, Deadline, as_timeout
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Engine
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
@@ -67,7 +67,9 @@ class Communicator(Reductions, Movement, Messages):
         return cls(Engine(transport, timeout, check, label, []))
 
     @classmethod
-    def from_mpi(cls, comm: Any, *, timeout: float = 300.0, check: bool | None = None) -> Self:
+    def from_mpi(
+        cls, comm: Any, *, timeout: float | None = None, check: bool | None = None
+    ) -> Self:
         """Return a communicator over the ranks of an mpi4py communicator.
 
         Collective over `comm`, which stays the caller's: pycomm works on duplicates of it.
@@ -76,14 +78,14 @@ class Communicator(Reductions, Movement, Messages):
         ----------
         comm : mpi4py.MPI.Intracomm
             The ranks.
-        timeout : float
-            Seconds each operation may take by default, and this one.
+        timeout : float, optional
+            Seconds each operation may take by default, and this one; 300 if not given.
         check : bool, optional
             Compare the calls of all ranks before each collective; see `pycomm.init`.
         """
         from pycomm.bootstrap.mpi import mpi_transport
 
-        allowed = as_timeout(timeout, timeout)
+        allowed = as_timeout(timeout, DEFAULT)
         transport = mpi_transport(comm, allowed)
         return cls.over(transport, timeout=allowed, check=as_check(check), label="from_mpi")
 
@@ -167,6 +169,8 @@ class Communicator(Reductions, Movement, Messages):
         MismatchError
             If the members disagree about `ranks`.
         """
+        if not isinstance(ranks, Iterable):
+            raise ArgumentTypeError(f"ranks are several, not {type(ranks).__name__}")
         members = [rank_of(rank, self._size, "ranks") for rank in ranks]
         if len(set(members)) != len(members) or not members:
             raise ArgumentValueError(f"ranks must be distinct and not empty, not {members}")
@@ -175,18 +179,20 @@ class Communicator(Reductions, Movement, Messages):
     def _new_group(self, members: list[int], timeout: float | None) -> "Communicator":
         """Meet the members, under a deadline, and make their communicator."""
         engine = self._engine
-        disagree: list[int] = []
-        agreed = zlib.crc32(repr(members).encode())
-        tag = engine.meeting_tag
-        engine.meet(meeting(engine.transport, members, tag, agreed, disagree), "split", timeout)
-        if disagree:
+        deadline = Deadline(as_timeout(timeout, engine.timeout))
+        span = np.full(2, zlib.crc32(repr(members).encode()), np.uint64)
+        engine.meet(meeting(engine.transport, members, engine.meeting_tag, span), "split", timeout)
+        if span[0] != span[1]:
             raise MismatchError(
-                f"split_ranks on rank {self._rank}: rank {disagree[0]} gives other ranks than "
-                f"{members}",
+                f"split_ranks on rank {self._rank}: the ranks do not all give the same list; here "
+                f"it is {members}",
                 operation="split_ranks",
                 rank=self._rank,
             )
-        transport = await_transport(engine.transport.split(members), engine.timeout, "split")
+        try:
+            transport = await_transport(engine.transport.split(members), deadline, "split")
+        except BaseException as error:
+            raise engine.fail(error, "split", None) from error.__cause__
         self._splits += 1
         family, label = engine.waiter.family, f"{engine.label}/{self._splits}"
         child = Communicator(Engine(transport, engine.timeout, engine.check, label, family))
@@ -202,9 +208,13 @@ class Communicator(Reductions, Movement, Messages):
         Collective. Communicators split from this one are closed first. A broken communicator is
         aborted instead.
         """
-        for child in self._children:
-            child.close()
-        self._engine.close()
+        try:
+            for child in self._children:
+                child.close()
+            self._engine.close()
+        except BaseException:
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Give up at once, without talking to any peer; idempotent."""
@@ -221,6 +231,10 @@ class Communicator(Reductions, Movement, Messages):
         self._engine.leave(reason)
         for child in self._children:
             child.leave(reason)
+
+    def lose(self, why: str) -> None:
+        """Refuse all further use because `why`, without a word to anybody."""
+        self._engine.lose(why)
 
     def __enter__(self) -> Self:
         return self

@@ -4,9 +4,14 @@ import math
 import time
 from typing import Any
 
+import numpy as np
+
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Deadline", "as_timeout"]
+__all__ = ["DEFAULT", "Deadline", "as_timeout"]
+
+#: Seconds an operation may take where nobody says otherwise.
+DEFAULT = 300.0
 
 
 def as_timeout(timeout: Any, default: float) -> float:
@@ -19,11 +24,16 @@ def as_timeout(timeout: Any, default: float) -> float:
     """
     if timeout is None:
         return default
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+    known = int | float | np.integer | np.floating
+    if isinstance(timeout, bool) or not isinstance(timeout, known):
         raise ArgumentTypeError(f"timeout is a number of seconds, not {type(timeout).__name__}")
-    if not timeout > 0 or math.isinf(timeout):
-        raise ArgumentValueError(f"timeout must be positive and finite, not {timeout}")
-    return float(timeout)
+    try:
+        seconds = float(timeout)
+    except OverflowError:
+        seconds = math.inf
+    if not seconds > 0 or math.isinf(seconds):
+        raise ArgumentValueError(f"timeout must be positive and finite, not {seconds}")
+    return seconds
 
 
 class Deadline:
@@ -39,8 +49,3 @@ class Deadline:
     def passed(self) -> bool:
         """Whether the deadline lies in the past."""
         return time.monotonic() >= self.moment
-
-    @property
-    def remaining(self) -> float:
-        """Seconds left, never negative."""
-        return max(0.0, self.moment - time.monotonic())

@@ -1,7 +1,7 @@
 """What every call goes through: state, sequence numbers, choice of road, progress, failure."""
 
-import threading
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from pycomm.collectives import Exchange, Steps, composed, others
 from pycomm.deadline import Deadline, as_timeout
 from pycomm.dtypes import DTYPES
 from pycomm.errors import (
+    ArgumentTypeError,
     CommError,
     CommTimeoutError,
     MismatchError,
@@ -33,6 +34,9 @@ _QUICK_TESTS = (None,) * 20
 # What was in flight when a communicator broke. A message may still land in these arrays, so they
 # live as long as the process.
 _abandoned: list[object] = []
+
+# Engines with works in flight: MPI writes into their memory also when nobody holds them any more.
+_in_flight: "set[Engine]" = set()
 
 
 class Engine:
@@ -55,7 +59,9 @@ class Engine:
         self.sequence = 0
         self.state = "open"
         self._reason = ""
-        self._lock = threading.Lock()
+        # The thread that is in a call. Not a lock: a KeyboardInterrupt right after it was taken
+        # would leave it taken for good.
+        self._owner: int | None = None
         self._active: list[Work] = []
         self._pool = ScratchPool()
         self._others = others(transport.rank, transport.size)
@@ -67,21 +73,25 @@ class Engine:
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
+        if type(algorithm) is not str:
+            raise ArgumentTypeError(f"algorithm is a name, not {type(algorithm).__name__}")
         key = (call.collective, call.dtype, call.op, call.count, algorithm)
         native = self._choices.known.get(key) or self._choices.choose(*key)
         operation = call.operation or call.collective
-        if self.state != "open" or not self._lock.acquire(False):
+        if self.state != "open" or self._owner is not None:
             self.enter(operation)
+        self._owner = get_ident()
         try:
             sequence = self.sequence
             if self.check:
                 self._compare(call, operation, algorithm, Deadline(allowed))
-            self.sequence = sequence + 1
-            if call.prepare is not None:
-                call.prepare()
-            if native is COMPOSED:
-                return self._run_steps(call, operation, sequence, Deadline(allowed), async_op)
+            test = None
             try:
+                if call.prepare is not None:
+                    call.prepare()
+                self.sequence = sequence + 1
+                if native is COMPOSED:
+                    return self._run_steps(call, operation, sequence, Deadline(allowed), async_op)
                 test = native(call.x, call.out, call.root, call.in_place)
                 if async_op or self._active:
                     deadline = Deadline(allowed)
@@ -97,16 +107,16 @@ class Engine:
                     return call.target.result()
                 return call.result()
             except BaseException as error:
-                raise self.fail(error, operation, sequence, keep=call) from error.__cause__
+                raise self.fail(error, operation, sequence, keep=(call, test)) from error.__cause__
         finally:
-            self._lock.release()
+            self._owner = None
 
     def _run_steps(
         self, call: Call, operation: str, sequence: int, deadline: Deadline, async_op: bool
     ) -> Any:
         exchange = self._exchange(sequence % (self.meeting_tag - 1))
         steps = composed(
-            call.collective,
+            call.collective if call.count else "barrier",  # nothing to move, but all have to come
             exchange,
             None if call.x is None else call.x.flat,
             None if call.out is None else call.out.flat,
@@ -174,14 +184,15 @@ class Engine:
                 failure = self.fail(error, operation, None, keep=(parts, started))
                 raise failure from error.__cause__
             peers = tuple({peer for peer, _, _ in parts})
+            # The messages themselves hold their memory, the result of a send_recv only its output.
             work = self._track(operation, None, peers, iter(started), result, deadline)
             return work if async_op else self._finish(work, deadline)
         finally:
-            self._lock.release()
+            self._owner = None
 
     def enter(self, operation: str) -> None:
-        """Take the communicator for one call; the caller releases the lock."""
-        if not self._lock.acquire(blocking=False):
+        """Take the communicator for one call of this thread; the caller clears the owner."""
+        if self._owner not in (None, get_ident()):
             raise CommError(
                 f"{operation}: {self.label} is in use by another thread; a communicator serves "
                 "one thread at a time, use split() for a second one",
@@ -189,12 +200,12 @@ class Engine:
                 rank=self.transport.rank,
             )
         if self.state != "open":
-            self._lock.release()
             raise CommError(
                 f"{operation}: {self.label} is {self.state}{self._reason}",
                 operation=operation,
                 rank=self.transport.rank,
             )
+        self._owner = get_ident()
 
     def meet(self, steps: Steps, operation: str, timeout: float | None) -> None:
         """Run steps of pycomm's own, such as meeting before a split, under a deadline."""
@@ -203,15 +214,16 @@ class Engine:
         try:
             self._drive(steps, deadline, operation, None)
         finally:
-            self._lock.release()
+            self._owner = None
 
     def _exchange(self, tag: int) -> Exchange:
         return Exchange(self.transport, tag, self._pool, self._others)
 
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
+        op = call.asked or call.op
         own = encode(
-            (operation, call.dtype.name, "" if call.op is None else str(call.op), algorithm),
+            (operation, call.dtype.name, "" if op is None else str(op), algorithm),
             (self.sequence, call.count, call.root),
         )
         records = np.empty((self.transport.size, own.size), np.uint8)
@@ -224,7 +236,7 @@ class Engine:
             steps = composed("all_gather", exchange, own, records.reshape(-1))
         self._drive(steps, deadline, operation, self.sequence, keep=records)
         if (records != own).any():
-            raise MismatchError(differences(records))
+            raise MismatchError(differences(records), operation=operation, sequence=self.sequence)
 
     def _track(
         self,
@@ -238,11 +250,8 @@ class Engine:
         """Return a work that has been started."""
         work = Work(self, operation, sequence, peers, steps, result, deadline)
         self._active.append(work)
-        try:
-            if work.advance():
-                self._active.remove(work)
-        except BaseException as error:
-            raise self.fail(error, operation, sequence) from error.__cause__
+        _in_flight.add(self)
+        self._advance_all()
         return work
 
     def finish(self, work: Work, timeout: float | None) -> None:
@@ -254,18 +263,19 @@ class Engine:
         try:
             self._finish(work, deadline)
         finally:
-            self._lock.release()
+            self._owner = None
 
     def poll(self, work: Work) -> bool:
         """Make progress with all works on behalf of `Work.done`."""
-        if self.state != "open" or not self._lock.acquire(blocking=False):
+        if self.state != "open" or self._owner not in (None, get_ident()):
             return work.finished
+        self._owner = get_ident()
         try:
             self._advance_all()
         except CommError:
             pass  # the work carries the error, wait() raises it
         finally:
-            self._lock.release()
+            self._owner = None
         return work.finished
 
     def _finish(self, work: Work, deadline: Deadline) -> Any:
@@ -290,6 +300,8 @@ class Engine:
                 raise self.fail(error, work.operation, work.sequence) from error.__cause__
         if ended:
             self._active = [work for work in self._active if not work.finished]
+            if not self._active:
+                _in_flight.discard(self)
 
     def fail(
         self,
@@ -340,7 +352,7 @@ class Engine:
             self.state = "closed"
             self.waiter.forget()
         finally:
-            self._lock.release()
+            self._owner = None
 
     def leave(self, reason: BaseException) -> None:
         """Tell the peers that this rank leaves because of `reason`, then abort."""
@@ -348,9 +360,13 @@ class Engine:
             self.waiter.leave(reason)
         self.abort()
 
+    def lose(self, why: str) -> None:
+        """Refuse all further use because `why`."""
+        self.state, self._reason = "lost", f": it {why}"
+
     def abort(self) -> None:
         """Give up at once, without talking to anybody."""
-        if self.state in ("closed", "aborted"):
+        if self.state in ("closed", "aborted", "lost"):
             return
         if self._active:
             error = CommError(f"{self.label} was aborted", rank=self.transport.rank)

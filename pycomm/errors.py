@@ -19,6 +19,16 @@ __all__ = [
 ]
 
 
+def describe(error: BaseException) -> str:
+    """Return type and text of an error, for messages; its text may itself fail."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        return name
+    return f"{name}: {text}" if text else name
+
+
 class ArgumentValueError(ValueError):
     """An argument of the right kind whose value cannot be used: shape, overlap, root, ..."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pycomm
 from pycomm.bindings._library import Library, find_cuda_driver, find_nccl
-from pycomm.bootstrap.detect import detect
+from pycomm.bootstrap.detect import Launch, detect
 from pycomm.errors import LibraryNotFoundError
 from pycomm.launch import INSTALL, find_mpirun, probe, usable_cores
 
@@ -59,6 +59,11 @@ class Info:
     launcher: str | None
 
 
+def _spelled(around: Launch) -> str:
+    local = "" if around.local_rank is None else f", local rank {around.local_rank}"
+    return f"{around.name}, rank {around.rank} of {around.size}{local} ({around.evidence})"
+
+
 def collect() -> Info:
     """Look at this machine and this Python. Starts short child processes, never loads MPI here."""
     mpi, mpi_error = _mpi()
@@ -83,7 +88,7 @@ def collect() -> Info:
         host=socket.gethostname(),
         cores_usable=usable_cores(),
         cores=os.cpu_count() or 1,
-        launcher=None if around is None else f"{around.name}, rank {around.rank} of {around.size}",
+        launcher=None if around is None else _spelled(around),
     )
 
 

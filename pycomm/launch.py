@@ -305,7 +305,7 @@ def launch(
         If `ranks` or `argv` cannot be used, or this process is a rank of a parallel job already.
     """
     around = detect(os.environ)
-    if around is not None:
+    if around is not None and around.size > 1:  # an interactive step of Slurm is one process
         raise ArgumentValueError(
             f"this is rank {around.rank} of {around.size} of {around.name} already: "
             "start ranks from outside of a parallel job, or run the program without `pycomm run`"

@@ -9,7 +9,7 @@ from pycomm.arguments import rank_of
 from pycomm.buffers import Buffer, as_buffer, same_memory
 from pycomm.call import Call
 from pycomm.dtypes import DTYPES
-from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, describe
 from pycomm.member import Member
 
 __all__ = ["Messages"]
@@ -110,11 +110,11 @@ class Messages(Member):
         )
 
     def _tag(self, tag: Any) -> int:
-        if isinstance(tag, bool) or not isinstance(tag, int):
+        if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
             raise ArgumentTypeError(f"tag is an int, not {type(tag).__name__}")
         if not 0 <= tag < self._engine.transport.tag_limit:
             raise ArgumentValueError(f"tag={tag} is not in [0, {self._engine.transport.tag_limit})")
-        return tag
+        return int(tag)
 
     def broadcast_object(
         self, obj: Any = None, *, root: int = 0, timeout: float | None = None
@@ -227,4 +227,4 @@ def _pickled(obj: Any) -> tuple[bytes, Exception | None]:
     try:
         return pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL), None
     except Exception as error:
-        return pickle.dumps(f"{type(error).__name__}: {error}"), error
+        return pickle.dumps(describe(error)), error

@@ -68,7 +68,7 @@ class Reductions(Member):
         """
         source = as_buffer(x, writable=out is None)
         target, in_place = same_shape(source, out)
-        op = reduce_op(op, source)
+        asked = op = reduce_op(op, source)
         prepare = finish = None
         if op is not _SUM:
             op, prepare, finish = _around_sum(op, source, target, target, self._size)
@@ -76,7 +76,7 @@ class Reductions(Member):
                 source, in_place = target, True
         call = Call(
             "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
-            prepare, finish,
+            prepare, finish, "", asked,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)
 
@@ -112,7 +112,7 @@ class Reductions(Member):
         root = rank_of(root, self._size, "root")
         at_root = self._rank == root
         source = as_buffer(x, writable=at_root and out is None)
-        op = reduce_op(op, source)
+        asked = op = reduce_op(op, source)
         target: Buffer | None = None
         in_place = False
         if at_root:
@@ -127,7 +127,7 @@ class Reductions(Member):
             source, in_place = product, at_root
         call = Call(
             "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
-            prepare, finish,
+            prepare, finish, "", asked,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)
 
@@ -160,7 +160,7 @@ class Reductions(Member):
             `out`.
         """
         source = as_buffer(x)
-        op = reduce_op(op, source)
+        asked = op = reduce_op(op, source)
         target = part_of(source, out, self._size)
         # MPI's own reduce_scatter knows no such thing as an output within the input.
         inside = own_slot(source, target, self._rank)
@@ -178,6 +178,6 @@ class Reductions(Member):
 
         call = Call(
             "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
-            prepare, finish,
+            prepare, finish, "", asked,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)

@@ -10,7 +10,7 @@ from typing import Any
 from pycomm.bootstrap.detect import Launch, detect
 from pycomm.checking import as_check
 from pycomm.communicator import Communicator
-from pycomm.deadline import as_timeout
+from pycomm.deadline import DEFAULT, as_timeout
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, PeerError
 from pycomm.transports.local import LocalTransport
 
@@ -21,7 +21,7 @@ _METHODS = ("auto", "mpi", "local")
 
 
 def init(
-    method: str = "auto", *, timeout: float = 300.0, check: bool | None = None
+    method: str = "auto", *, timeout: float | None = None, check: bool | None = None
 ) -> Communicator:
     """Return the communicator of all processes that were started together.
 
@@ -33,8 +33,9 @@ def init(
         ``"mpi"``: the ranks of MPI. ``"local"``: this process alone. ``"auto"``: MPI if a launcher
         has set its variables or MPI is in use already with several ranks, else alone; the reason
         is logged by the logger ``pycomm`` at level INFO.
-    timeout : float
-        Seconds that each operation may take by default, and this one.
+    timeout : float, optional
+        Seconds that each operation may take by default, and this one; 300 if not given. The start
+        of MPI itself, which waits for all processes, cannot be given a deadline.
     check : bool, optional
         Compare operation, dtype, count, op, root, algorithm and sequence number of all ranks
         before each collective, and raise the same `MismatchError` on every rank if they differ.
@@ -61,7 +62,7 @@ def init(
         raise ArgumentValueError(
             f"unknown method {method!r}; known: {', '.join(map(repr, _METHODS))}"
         )
-    allowed, checked = as_timeout(timeout, timeout), as_check(check)
+    allowed, checked = as_timeout(timeout, DEFAULT), as_check(check)
     launch = detect(os.environ)
     chosen, reason = _choose(method, launch)
     _log.info("init uses %s: %s", chosen, reason)
@@ -81,13 +82,15 @@ def _choose(method: str, launch: Launch | None) -> tuple[str, str]:
             f"torchrun started {launch.size} processes, and pycomm has no road between them yet "
             "without MPI: start them with `pycomm run -n N script.py`, mpirun or srun"
         )
-    if launch is not None:
+    if launch is not None and launch.size > 1:
         return "mpi", f"{launch.name} has set {launch.evidence}={launch.size}"
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         size = mpi.COMM_WORLD.Get_size()
         if size > 1:
             return "mpi", f"MPI is in use with {size} ranks"
+    if launch is not None:
+        return "local", f"{launch.name} has started one process"
     return "local", "no launcher has set its variables"
 
 
@@ -95,7 +98,7 @@ def run_local(
     size: int,
     function: Callable[..., Any],
     *args: Any,
-    timeout: float = 300.0,
+    timeout: float | None = None,
     check: bool | None = None,
 ) -> list[Any]:
     """Run ``function(comm, *args)`` on `size` ranks that are threads of this process.
@@ -134,7 +137,7 @@ def run_local(
         raise ArgumentTypeError(f"size is an int, not {type(size).__name__}")
     if size < 1:
         raise ArgumentValueError(f"size must be at least 1, not {size}")
-    allowed, checked = as_timeout(timeout, timeout), as_check(check)
+    allowed, checked = as_timeout(timeout, DEFAULT), as_check(check)
     comms = [
         Communicator.over(transport, timeout=allowed, check=checked)
         for transport in LocalTransport.create(size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pycomm.deadline import Deadline
-from pycomm.errors import CommError, CommTimeoutError, PeerError
+from pycomm.errors import CommError, CommTimeoutError, PeerError, describe
 from pycomm.transports.base import Pending, Transport
 
 __all__ = ["Waiter"]
@@ -97,8 +97,7 @@ class Waiter:
 
     def leave(self, reason: BaseException, seconds: float = 0.5) -> None:
         """Tell all peers that this rank leaves because of `reason`, waiting at most `seconds`."""
-        text = f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__
-        self._tell_all("left", text)
+        self._tell_all("left", describe(reason))
         moment = time.monotonic() + seconds
         while self._outgoing and time.monotonic() < moment:
             self._flush()
@@ -191,8 +190,10 @@ class Waiter:
             cause = f"{_ranks(sorted(set(awaited) & set(self.gave_up)))} gave up waiting"
         found = [f"not heard from: {_ranks(missing)}"] if missing else []
         found += [f"rank {peer} is at {where}" for peer, where in elsewhere.items()]
-        if not found:
-            found = ["all ranks answer and wait for the same: the data moves too slowly, or not"]
+        if not found and peers is not None:
+            found = ["the peer answers from the same operation: is there a matching one for it?"]
+        elif not found:
+            found = ["all ranks answer and wait for the same: do they pass the same count?"]
         error = CommTimeoutError(
             f"{place} on rank {rank} of {size} ({self.label}): {cause}; {'; '.join(found)}. "
             "The communicator is broken now: call abort(); a longer wait is timeout=seconds",

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 from pycomm.deadline import Deadline
 from pycomm.transports.base import Pending
 
-__all__ = ["Progress", "Tested", "Work"]
+__all__ = ["Driver", "Tested", "Work"]
 
 # How often an awaiting task looks: a few times as fast as the event loop turns, then now and then.
 _QUICK_LOOKS = 200
 _LOOK_EVERY = 0.0005  # seconds
 
 
-class Progress(Protocol):
+class Driver(Protocol):
     """Whoever drives works: waits for one while it makes progress with the others."""
 
     def finish(self, work: "Work", timeout: float | None) -> None:
@@ -43,7 +43,7 @@ class Work:
 
     def __init__(
         self,
-        progress: Progress,
+        driver: Driver,
         operation: str,
         sequence: int | None,
         peers: tuple[int, ...] | None,
@@ -55,12 +55,13 @@ class Work:
         self.sequence = sequence
         self.peers = peers
         self.deadline = deadline
-        self._progress = progress
+        self._driver = driver
         self._steps = steps
         self._pending: Pending | None = None
         self._result: Callable[[], Any] | None = result
         self._value: Any = None
         self._error: BaseException | None = None
+        self._abandoned: object = None
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the operation is done and return its result, the output array.
@@ -80,14 +81,14 @@ class Work:
             If the operation failed.
         """
         if not self.finished:
-            self._progress.finish(self, timeout)
+            self._driver.finish(self, timeout)
         if self._error is not None:
             raise self._error
         return self._value
 
     def done(self) -> bool:
         """Make progress, and return whether the operation has ended, well or badly."""
-        return self.finished or self._progress.poll(self)
+        return self.finished or self._driver.poll(self)
 
     def exception(self) -> BaseException | None:
         """Return what the operation failed with; None while it runs and after it succeeded."""
@@ -129,4 +130,5 @@ class Work:
         """End with `error`."""
         if self._result is not None:
             self._error = error
+            self._abandoned = self._result  # messages may still land in what it holds
             self._result = None

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Job", "main"]
+__all__ = ["TestRun", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_TESTS = 5  # pytest's exit code when it collected nothing
 
 
 @dataclass
-class Job:
+class TestRun:
     """One run of pytest on `ranks` ranks; 0 means one process without MPI."""
 
     title: str
@@ -209,11 +209,11 @@ def main(argv: list[str]) -> int:
     rest = ["-q", f"--color={'yes' if sys.stdout.isatty() else 'no'}", *rest]
     jobs = []
     if plain:
-        jobs.append(Job("plain tests", 0, [*plain, *rest], *limits))
+        jobs.append(TestRun("plain tests", 0, [*plain, *rest], *limits))
     if mpi:
         for ranks in (int(word) for word in options.ranks.split(",")):
             title = f"MPI tests on {ranks} rank{'s' if ranks > 1 else ''}"
-            jobs.append(Job(title, ranks, ["--with-mpi", *mpi, *rest], *limits))
+            jobs.append(TestRun(title, ranks, ["--with-mpi", *mpi, *rest], *limits))
     # As Ctrl-C does: an exception, so that the job of the moment is ended on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for job in jobs:

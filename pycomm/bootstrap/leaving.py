@@ -6,11 +6,12 @@ never come; that wait has a deadline too.
 """
 
 import atexit
+import os
 import sys
 import weakref
 from typing import Protocol
 
-__all__ = ["watch"]
+__all__ = ["look_after_mpi", "watch"]
 
 #: Seconds that MPI gets to shut down after a communicator was given up.
 _SHUT_DOWN = 5.0
@@ -22,16 +23,33 @@ class Leaver(Protocol):
     def leave(self, reason: BaseException) -> None:
         """Tell the peers, if it is open, and abort."""
 
+    def lose(self, why: str) -> None:
+        """Refuse all further use, without a word to anybody."""
+
 
 _watched: "weakref.WeakSet[Leaver]" = weakref.WeakSet()
 
 
 def watch(communicator: Leaver) -> None:
     """Look after `communicator` when the interpreter ends."""
-    if not _watched:
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)  # last registered runs first: before mpi4py's own
+    look_after_mpi()
     _watched.add(communicator)
+
+
+def look_after_mpi() -> None:
+    """Bound the time that MPI takes to shut down when the interpreter ends."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _after_fork() -> None:
+    """Lose, in a child process, all communicators: they belong to the parent."""
+    for communicator in list(_watched):
+        communicator.lose("belongs to the process that this one was forked from")
+    _watched.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _at_exit() -> None:

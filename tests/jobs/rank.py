@@ -127,5 +127,66 @@ def crowded() -> None:
         say(f"seconds {time.monotonic() - began:.2f}")
 
 
+def local_ranks() -> None:
+    with pycomm.init("mpi", timeout=20) as comm:
+        assert comm.local_rank == comm.host.rank == comm.rank
+        say(f"local rank {comm.local_rank} of {comm.local_size}")
+
+
+def forks() -> None:
+    """A child of one rank ends with a clean exit, inside of the with statement."""
+    with pycomm.init("mpi", timeout=20) as comm:
+        child = os.fork() if comm.rank == 0 else -1
+        if child == 0:
+            try:
+                comm.barrier()
+            except pycomm.CommError:
+                say("child: lost")
+            comm.close()
+            comm.leave(ValueError())
+            sys.stdout.flush()
+            os._exit(0)
+        if child > 0:
+            os.waitpid(child, 0)
+        say(f"sum {comm.all_reduce(np.ones(300_000))[-1]}")
+
+
+def comes_late_to_init() -> None:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        time.sleep(15)
+    pycomm.init("mpi", timeout=1)
+
+
+def drops() -> None:
+    """A receive in flight is dropped with its communicator; the message comes afterwards."""
+    import gc
+
+    from mpi4py import MPI
+
+    count, rank = 4_000_000, MPI.COMM_WORLD.Get_rank()
+    world = pycomm.init("mpi", timeout=20)
+
+    def start() -> pycomm.Communicator | None:
+        comm = pycomm.Communicator.from_mpi(MPI.COMM_WORLD, timeout=20)
+        if rank == 0:
+            comm.recv(np.zeros(count, np.uint8), 1, async_op=True)
+            return None
+        return comm
+
+    comm = start()
+    gc.collect()
+    other = np.full(count, 7, np.uint8)
+    if comm is not None:
+        comm.send(np.ones(count, np.uint8), 0)
+        comm.abort()
+    for _ in range(50):
+        world.barrier()
+    if rank == 0 and (other == 7).all():
+        say("untouched")
+    world.close()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

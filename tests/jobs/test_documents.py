@@ -19,6 +19,8 @@ def test_the_example_of_the_readme(tmp_path: Path, ranks: int | None) -> None:
     assert code
     script = tmp_path / "hello.py"
     script.write_text(code[1])
+    if ranks is not None:
+        pytest.importorskip("mpi4py", reason="needs MPI")
     launcher = [] if ranks is None else ["-m", "pycomm", "run", "-n", str(ranks)]
     ended = subprocess.run(
         [sys.executable, *launcher, str(script)],
@@ -28,8 +30,6 @@ def test_the_example_of_the_readme(tmp_path: Path, ranks: int | None) -> None:
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    if ranks is not None and "cannot be loaded" in ended.stderr:
-        pytest.skip("needs MPI")
     assert ended.returncode == 0, ended.stderr
     total = sum(range(ranks or 1))
     assert ended.stdout.startswith(f"[{total}. {total}. {total}. {total}.] [1. 1. 1.] ")

@@ -27,6 +27,12 @@ ODD_ONE_OUT: dict[str, tuple[Act, Act, str]] = {
     "count": (lambda c: c.all_reduce(x()), lambda c: c.all_reduce(x(6)), "6 x float32"),
     "empty": (lambda c: c.all_reduce(x()), lambda c: c.all_reduce(x(0)), "0 x float32"),
     "op": (lambda c: c.all_reduce(x()), lambda c: c.all_reduce(x(), op="max"), "op=max"),
+    "avg": (lambda c: c.all_reduce(x()), lambda c: c.all_reduce(x(), op="avg"), "op=avg"),
+    "premul_sum": (
+        lambda c: c.reduce(x()),
+        lambda c: c.reduce(x(), op=pycomm.premul_sum(2)),
+        "op=premul_sum",
+    ),
     "root": (lambda c: c.broadcast(x()), lambda c: c.broadcast(x(), root=1), "root=1"),
     "algorithm": (
         lambda c: c.all_reduce(x()),

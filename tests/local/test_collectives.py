@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reference import Case, cases, check_case
+from support.reference import Example, cases, check_case
 
 import pycomm
 from pycomm import Communicator, collectives
@@ -30,8 +30,8 @@ def test_long_reductions_in_segments(size: int, op: str, monkeypatch: pytest.Mon
         for collective in ("all_reduce", "reduce", "reduce_scatter"):
             for in_place in (False, True):
                 for dtype in ("float32", "bfloat16", "int8"):
-                    case = Case(
-                        collective, dtype, op, (count,), size - 1, in_place, "direct", count
+                    case = Example(
+                        collective, dtype, op, (count,), size - 1, in_place, True, "direct", count
                     )
                     pycomm.run_local(size, check_case, case, timeout=20)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import pycomm
-from pycomm import CommError, Communicator, MismatchError
+from pycomm import CommError, Communicator, MismatchError, PeerError, choice
 
 
 @pytest.mark.parametrize("size", range(1, 8))
@@ -49,11 +49,22 @@ def test_split_ranks_keeps_the_order_and_needs_members_only() -> None:
 def test_members_that_disagree_are_told() -> None:
     def run(comm: Communicator) -> Any:
         ranks = [0, 1] if comm.rank == 0 else [1, 0]
-        with pytest.raises(MismatchError, match="gives other ranks"):
+        with pytest.raises(MismatchError, match="do not all give the same list"):
             comm.split_ranks(ranks)
         comm.barrier()
 
     pycomm.run_local(2, run, timeout=10)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_one_member_that_disagrees_is_an_error_on_all(size: int) -> None:
+    def run(comm: Communicator) -> None:
+        ranks = list(range(size))
+        with pytest.raises(MismatchError):
+            comm.split_ranks(ranks[1:] + ranks[:1] if comm.rank == 0 else ranks)
+        comm.barrier()
+
+    pycomm.run_local(size, run, timeout=10)
 
 
 def test_nested_groups_are_closed_with_their_parent() -> None:
@@ -121,3 +132,37 @@ def test_what_cannot_be_pickled_is_an_error_everywhere() -> None:
         assert comm.all_gather_object(comm.rank) == [0, 1, 2]
 
     pycomm.run_local(3, run, timeout=10)
+
+
+def test_groups_are_aborted_and_left_with_their_parent() -> None:
+    def run(comm: Communicator) -> Any:
+        half, other = comm.split(0), comm.split(0)
+        assert half is not None
+        assert other is not None
+        if comm.rank == 1:
+            comm.leave(KeyError("gone"))
+            with pytest.raises(CommError, match="aborted"):
+                other.barrier()
+            return None
+        with pytest.raises(PeerError, match="rank 1 left with KeyError"):
+            half.barrier()
+        comm.abort()
+        with pytest.raises(CommError, match="aborted"):
+            other.barrier()
+
+    pycomm.run_local(3, run, timeout=10)
+
+
+def test_choices_are_forgotten_when_they_hold_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_PREPARED_LIMIT", 10_000)
+    monkeypatch.setattr(choice, "_LIMIT", 8)
+
+    def run(comm: Communicator) -> int:
+        most = 0
+        for turn in range(3):
+            for count in range(1, 400, 37):
+                assert comm.all_reduce(np.full(count, turn))[-1] == 2 * turn
+                most = max(most, len(comm._engine._choices.known))
+        return most
+
+    assert all(0 < most <= 8 for most in pycomm.run_local(2, run, timeout=20))

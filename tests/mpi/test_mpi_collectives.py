@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.reference import Case, allowed, cases, check_case
+from support.reference import Example, allowed, cases, check_case
 
 from pycomm import ArgumentValueError, Communicator, ReduceOp, premul_sum
 from pycomm.dtypes import DTYPES
@@ -35,7 +35,7 @@ def test_against_numpy(comm: Communicator, together: Together, data: st.DataObje
     together(check_case, case)
 
 
-@pytest.mark.parametrize("count", [1000, 70_000, 600_000])
+@pytest.mark.parametrize("count", [1000, 16_384, 70_000, 600_000])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64", "complex64"])
 @pytest.mark.parametrize("algorithm", ["auto", "direct"])
 def test_sizes_that_change_roads(
@@ -43,9 +43,11 @@ def test_sizes_that_change_roads(
 ) -> None:
     """From one round over segments, and from MPI's own to messages."""
     for collective in ("all_reduce", "reduce", "reduce_scatter"):
-        for in_place in (True, False):
+        for in_place, alike in ((True, True), (False, True), (True, False)):
             op = "avg" if in_place else "sum"
-            case = Case(collective, dtype, op, (count,), comm.size - 1, in_place, algorithm, count)
+            case = Example(
+                collective, dtype, op, (count,), comm.size - 1, in_place, alike, algorithm, count
+            )
             together(check_case, case)
 
 
@@ -54,7 +56,8 @@ def test_what_mpi_does_itself(comm: Communicator) -> None:
     native = comm._engine.transport.native
     for name, row in DTYPES.items():
         for op in filter(lambda op: allowed(op, row), ReduceOp):
-            expected = name.startswith(("int", "uint")) and op is not ReduceOp.AVG
+            wide = ("int32", "uint32", "int64", "uint64")
+            expected = name in wide and op is not ReduceOp.AVG
             expected |= name in ("float32", "float64") and op in (ReduceOp.SUM, ReduceOp.PROD)
             expected |= name.startswith("complex") and op is ReduceOp.SUM
             for collective in ("all_reduce", "reduce", "reduce_scatter"):
@@ -84,6 +87,21 @@ def test_counts_over_two_gigabytes_are_cut(comm: Communicator) -> None:
     assert sum(counts) == huge.size
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint64"])
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+def test_integer_sums_wrap_in_every_element(
+    comm: Communicator, dtype: str, collective: str
+) -> None:
+    """Vector kernels of an MPI may saturate, and only where a whole vector fits."""
+    largest = np.iinfo(dtype).max
+    for count in (1, 33, 132, 4099):
+        x = np.full(count * comm.size, largest, dtype)
+        result = getattr(comm, collective)(x)
+        if result is not None:
+            expected = np.full(1, largest, dtype) * np.array(comm.size).astype(dtype)
+            assert (result == expected).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("op", ["min", "max", "sum", "avg"])
 def test_nan_reaches_every_rank(comm: Communicator, dtype: str, op: str) -> None:
@@ -92,6 +110,12 @@ def test_nan_reaches_every_rank(comm: Communicator, dtype: str, op: str) -> None
         x[1] = np.nan
     y = comm.all_reduce(x, op=op).astype(np.float64)
     assert np.isnan(y).tolist() == [False, True, False]
+
+
+def test_halves_average_without_overflow(comm: Communicator) -> None:
+    for value in (40000.0, 1e-7):
+        x = np.full(100, value, np.float16)
+        assert (comm.all_reduce(x.copy(), op="avg") == x).all()
 
 
 def test_every_rank_gets_the_same_bits(comm: Communicator) -> None:
@@ -144,6 +168,27 @@ def test_point_to_point(comm: Communicator) -> None:
             comm.recv(second, 0, tag=2)
             comm.recv(first, 0, tag=1)
             assert (first[0], second[0]) == (1.0, 2.0)
+
+
+def test_memory_that_only_pycomm_holds(comm: Communicator) -> None:
+    """Inputs that the caller drops at once are alive until the data has gone."""
+    n, r, count = comm.size, comm.rank, 300_000
+    out = np.empty(count)
+    moved = comm.send_recv(
+        np.full(count, float(r)), out, dest=(r + 1) % n, source=(r - 1) % n, async_op=True
+    )
+    works = [
+        comm.all_reduce(np.full(count // 20, 1.0), async_op=True, algorithm=algorithm)
+        for algorithm in ("native", "direct")
+    ]
+    works.append(comm.all_gather(np.full(count, float(r)), async_op=True))
+    junk = [np.full(count, -1.0) for _ in range(10)]
+    moved.wait()
+    assert (out == (r - 1) % n).all()
+    assert (works[0].wait() == n).all()
+    assert (works[1].wait() == n).all()
+    assert (works[2].wait().reshape(n, count)[:, -1] == np.arange(n)).all()
+    del junk
 
 
 def test_groups(comm: Communicator) -> None:

@@ -24,6 +24,18 @@ def test_checked_calls_fail_alike(comm: Communicator) -> None:
         assert f"rank {last}: all_reduce #0 (6 x float32, op=sum)" in messages[0]
 
 
+def test_empty_on_one_rank_only_ends_at_the_deadline(comm: Communicator) -> None:
+    """An MPI may return at once from an empty collective, and pair the next call with this one."""
+    if comm.size == 1:
+        return
+    world = pycomm.init("mpi", timeout=0.7)
+    with pytest.raises(CommTimeoutError):
+        world.all_reduce(np.ones(0 if world.rank == 0 else 4))
+    world.abort()
+    assert comm.all_reduce(np.ones(0)).size == 0
+    assert comm.all_reduce(np.ones(1))[0] == comm.size
+
+
 def test_a_longer_message_than_expected(comm: Communicator) -> None:
     if comm.size == 1:
         return
@@ -84,3 +96,28 @@ def test_a_rank_that_leaves_frees_the_others(comm: Communicator) -> None:
         assert time.monotonic() - began < 10
         world.abort()
     comm.barrier()
+
+
+def test_auto_uses_an_mpi_that_is_in_use(
+    comm: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started by a launcher that leaves no variables pycomm knows."""
+    monkeypatch.setattr("pycomm.start.detect", lambda _: None)
+    with pycomm.init(timeout=30) as world:
+        assert world.size == comm.size
+
+
+def test_a_split_that_does_not_come_about_breaks_the_parent(comm: Communicator) -> None:
+    """The deadline given to split reaches the making of the new communicator."""
+    if comm.size == 1:
+        return
+    world = pycomm.init("mpi", timeout=30)
+    world.barrier()
+    if world.rank == 0:
+        time.sleep(1.2)
+    else:
+        with pytest.raises(CommTimeoutError, match="split"):
+            world.split(0, timeout=0.3)
+        with pytest.raises(CommError, match=r"only abort\(\)"):
+            world.barrier()
+    world.abort()

@@ -1,6 +1,6 @@
 """What each collective must give, in NumPy, from the inputs of all ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
 
 
 @dataclass(frozen=True)
-class Case:
+class Example:
     """One collective with its arguments; `shape` is that of a rank's part."""
 
     collective: str
@@ -22,7 +22,8 @@ class Case:
     op: str
     shape: tuple[int, ...]
     root: int
-    in_place: bool
+    in_place: bool  # on even ranks
+    alike: bool  # whether odd ranks do as even ones, or the opposite
     algorithm: str
     seed: int
 
@@ -37,7 +38,7 @@ def allowed(op: str, dtype: DType) -> bool:
 
 
 @st.composite
-def cases(draw: st.DrawFn, size: int) -> Case:
+def cases(draw: st.DrawFn, size: int) -> Example:
     """Draw a case for `size` ranks; parts have up to a few hundred elements."""
     collective = draw(st.sampled_from(REDUCING + MOVING))
     names = list(DTYPES)
@@ -52,19 +53,20 @@ def cases(draw: st.DrawFn, size: int) -> Case:
             st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5)),
         )
     )
-    return Case(
+    return Example(
         collective,
         dtype,
         str(draw(st.sampled_from(ops))),
         shape,
         draw(st.integers(0, size - 1)),
         draw(st.booleans()),
+        draw(st.booleans()),
         draw(st.sampled_from(("auto", "direct"))),
         draw(st.integers(0, 2**16)),
     )
 
 
-def data(case: Case, rank: int, parts: int) -> np.ndarray[Any, Any]:
+def data(case: Example, rank: int, parts: int) -> np.ndarray[Any, Any]:
     """Return the input of `rank`: small numbers, whose sums and products are exact everywhere."""
     shape = (case.shape[0] * parts, *case.shape[1:])
     generator = np.random.default_rng([case.seed, rank])
@@ -80,12 +82,12 @@ def data(case: Case, rank: int, parts: int) -> np.ndarray[Any, Any]:
     return values.astype(dtype.numpy)
 
 
-def factor(case: Case, rank: int) -> int:
+def factor(case: Example, rank: int) -> int:
     """Return the factor of `rank` for premul_sum."""
     return 1 + (case.seed + rank) % 2
 
 
-def reduced(case: Case, inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def reduced(case: Example, inputs: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Return the reduction of `inputs`, in the dtype of the case."""
     dtype = DTYPES[case.dtype]
     stack = np.stack(inputs)
@@ -128,9 +130,11 @@ def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     return bool((a == b).all())
 
 
-def check_case(comm: Communicator, case: Case) -> None:
+def check_case(comm: Communicator, case: Example) -> None:
     """Run the case on this rank and compare with NumPy, output and untouched input."""
     size, rank = comm.size, comm.rank
+    if rank % 2 and not case.alike:
+        case = replace(case, in_place=not case.in_place)
     divided = case.collective in ("reduce_scatter", "all_to_all", "scatter")
     inputs = [data(case, peer, size if divided else 1) for peer in range(size)]
     x = inputs[rank].copy()
@@ -144,7 +148,7 @@ def check_case(comm: Communicator, case: Case) -> None:
 
 
 def _run(
-    comm: Communicator, case: Case, inputs: list[np.ndarray[Any, Any]], x: np.ndarray[Any, Any]
+    comm: Communicator, case: Example, inputs: list[np.ndarray[Any, Any]], x: np.ndarray[Any, Any]
 ) -> tuple[Any, np.ndarray[Any, Any] | None, bool]:
     """Return what the call gave, what it should give, and whether x must be as before."""
     size, rank, root = comm.size, comm.rank, case.root
@@ -173,7 +177,7 @@ def _run(
             out = np.zeros((size * part, *x.shape[1:]), x.dtype)
             out[mine] = x
             x = out[mine]
-        return comm.all_gather(x, out, **algorithm), np.concatenate(inputs), False
+        return comm.all_gather(x, out, **algorithm), np.concatenate(inputs), True
     if case.collective == "all_to_all":
         result = comm.all_to_all(x, x if case.in_place else None, **algorithm)
         return result, np.concatenate([given[mine] for given in inputs]), not case.in_place
@@ -189,10 +193,10 @@ def _run(
             out[mine] = x
             x = out[mine]
         result = comm.gather(x, out, root=root, **algorithm)
-        return result, np.concatenate(inputs) if at_root else None, False
+        return result, np.concatenate(inputs) if at_root else None, True
     assert case.collective == "scatter"
     out = np.empty(case.shape, x.dtype)
     if at_root:
         out = x[mine] if case.in_place else out
     result = comm.scatter(x if at_root else None, out, root=root, **algorithm)
-    return result, inputs[root][mine], False
+    return result, inputs[root][mine], not (case.in_place and at_root)

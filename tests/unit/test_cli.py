@@ -130,7 +130,7 @@ def bench(monkeypatch):
 class TestBench:
     def test_starts_ranks_of_its_own(self, launched, bench):
         assert main(["bench", "-v", "--ranks", "3", "all_reduce", "-b", "8"]) == 17
-        argv = [sys.executable, "-m", "pycomm.bench", "all_reduce", "-b", "8"]
+        argv = [sys.executable, "-P", "-m", "pycomm.bench", "all_reduce", "-b", "8"]
         assert launched == [(argv, 3, True, None)]
         assert bench == []
 

@@ -102,6 +102,8 @@ def test_premul_sum_factors() -> None:
         (0.5, "int32", ArgumentValueError),
         (300, "int8", ArgumentValueError),
         (-1, "uint8", ArgumentValueError),
+        (10**400, "float32", ArgumentValueError),
+        (10**400, "complex64", ArgumentValueError),
     ):
         with pytest.raises(error):
             check_op(premul_sum(factor), DTYPES[name])

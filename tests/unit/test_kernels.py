@@ -125,6 +125,17 @@ def test_premultiply(name: str) -> None:
     assert x.tobytes() == out.tobytes()
 
 
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_at_odd_addresses(name: str) -> None:
+    dtype = DTYPES[name]
+    odd = np.zeros(2001, np.uint8)[1:].view(dtype.numpy)
+    odd[:] = np.arange(1000)
+    assert not odd.flags.aligned
+    host.reduce_arrays([odd, odd], odd, dtype, ReduceOp.SUM)
+    expected = (2 * np.arange(1000).astype(dtype.numpy).astype(np.float32)).astype(dtype.numpy)
+    assert_same_bits(odd.copy(), expected)
+
+
 def test_bfloat16_rounds_to_nearest_even_and_keeps_nan() -> None:
     dtype = DTYPES["bfloat16"]
     # 1 + 2**-8 is a tie and goes to the even 1; 1 + 3 * 2**-8 is a tie and goes up.

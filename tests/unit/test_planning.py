@@ -136,7 +136,9 @@ def test_all_reduce_of_more_than_two_gigaelements(
         assert covered(result, *cut[peer])
 
 
-@pytest.mark.parametrize("collective", ["all_to_all", "gather", "scatter", "broadcast"])
+@pytest.mark.parametrize(
+    "collective", ["all_to_all", "all_gather", "gather", "scatter", "broadcast"]
+)
 def test_moves_of_more_than_two_gigaelements(
     collective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +149,7 @@ def test_moves_of_more_than_two_gigaelements(
     x, out = fake(count, "f4", base), fake(count, "f4", other)
     whole_in = collective in ("all_to_all", "scatter")
     part = count // size
-    if collective == "gather":
+    if collective in ("gather", "all_gather"):
         x = fake(part, "f4", base)
     if collective == "scatter":
         out = fake(part, "f4", other)
@@ -156,7 +158,7 @@ def test_moves_of_more_than_two_gigaelements(
         pass
     if whole_in:
         assert covered([(at, n) for _, at, n in road.sent], base + part * 4, base + count * 4)
-    if collective in ("all_to_all", "gather"):
+    if collective in ("all_to_all", "all_gather", "gather"):
         received = [(at, n) for _, at, n in road.received]
         assert covered(received, other + part * 4, other + count * 4)
     if collective == "broadcast":
