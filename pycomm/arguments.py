@@ -1,7 +1,7 @@
 """What the arguments of a call must satisfy, checked before anything is sent."""
 
 import operator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -53,8 +53,10 @@ def same_shape(x: Buffer, out: Any) -> tuple[Buffer, bool]:
     """Return the output buffer for a result as large as `x`, and whether that is `x` itself."""
     if out is None or out is x.owner:
         # The caller of as_buffer has checked that x is writable only if out was None.
-        return (x if out is None else as_buffer(out, writable=True, name="out")), True
-    target = _output(x, out, x.count)
+        return (x if out is None else as_buffer(out, True, "out")), True
+    target = as_buffer(out, True, "out")
+    if target.dtype is not x.dtype or target.count != x.count:
+        _refuse(x, target, x.count)
     return target, same_memory(x, target)
 
 
@@ -111,12 +113,16 @@ def new_array(like: Buffer, *, copy: bool = False) -> Buffer:
 
 
 def _output(x: Buffer, out: Any, count: int) -> Buffer:
-    target = as_buffer(out, writable=True, name="out")
+    target = as_buffer(out, True, "out")
+    if target.dtype is not x.dtype or target.count != count:
+        _refuse(x, target, count)
+    return target
+
+
+def _refuse(x: Buffer, target: Buffer, count: int) -> NoReturn:
     if target.dtype is not x.dtype:
         raise ArgumentTypeError(f"x is {x.dtype.name} and out is {target.dtype.name}")
-    if target.count != count:
-        raise ArgumentValueError(
-            f"out has {target.count} elements, the result has {count} (x has {x.count}); the order "
-            "of arguments is (x, out)"
-        )
-    return target
+    raise ArgumentValueError(
+        f"out has {target.count} elements, the result has {count} (x has {x.count}); the order of "
+        "arguments is (x, out)"
+    )

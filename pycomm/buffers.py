@@ -32,14 +32,17 @@ class Buffer:
         Elements.
     owner : object
         What the caller passed in, and gets back.
+    held : object
+        Whatever has to live as long as the buffer is in use; unset by default.
     """
 
-    __slots__ = ("array", "count", "dtype", "owner")
+    __slots__ = ("array", "count", "dtype", "held", "owner")
 
     def __init__(self, array: Array, dtype: DType, owner: Any) -> None:
         self.array = array
         self.dtype = dtype
         self.count: int = array.size
+        self.held: object
         self.owner = owner
 
     def result(self) -> Any:
@@ -81,7 +84,7 @@ class _Foreign(Buffer):
         return self._wrap(self.array)
 
 
-def as_buffer(x: Any, *, writable: bool = False, name: str = "x") -> Buffer:
+def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Buffer:
     """Return `x` as a `Buffer`, without a copy.
 
     Parameters

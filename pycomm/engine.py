@@ -73,10 +73,11 @@ class Engine:
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
-        if type(algorithm) is not str:
-            raise ArgumentTypeError(f"algorithm is a name, not {type(algorithm).__name__}")
         key = (call.collective, call.dtype, call.op, call.count, algorithm)
-        native = self._choices.known.get(key) or self._choices.choose(*key)
+        try:
+            native = self._choices.known.get(key) or self._choices.choose(*key)
+        except TypeError:  # not hashable
+            raise ArgumentTypeError(f"algorithm is a name, not {algorithm!r}") from None
         operation = call.operation or call.collective
         if self.state != "open" or self._owner is not None:
             self.enter(operation)

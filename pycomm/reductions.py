@@ -66,7 +66,7 @@ class Reductions(Member):
         array or Work
             `out`, or `x` in place.
         """
-        source = as_buffer(x, writable=out is None)
+        source = as_buffer(x, out is None)
         target, in_place = same_shape(source, out)
         asked = op = reduce_op(op, source)
         prepare = finish = None

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Kind, Op, ReduceOp
 from pycomm.errors import MismatchError, MPIError
+from pycomm.scratch import ScratchPool
 from pycomm.transports.base import MESSAGE_LIMIT, Array, Native, Pending, message_spans
 
 __all__ = ["MPI", "Creation", "MPITransport", "library", "shut_down"]
@@ -25,6 +26,7 @@ _NOTE_TAG = 0
 _FIRST_USER_TAG = 8
 _NOTE_LIMIT = 1024  # bytes
 _YIELD_EVERY = 16
+_FRESH = 32 << 10  # bytes up to which a new copy is cheaper than one in memory of a pool
 _PATIENCE = 1000  # spins after which a wait yields even where every rank has a core
 
 _Test = Callable[[], bool]
@@ -62,17 +64,28 @@ class _Request:
         self._keep = keep
 
 
-class _Held:
-    """The test of a request that reads memory nobody else holds."""
+class _Staged:
+    """A copy of an input, held until the request that reads it is complete."""
 
-    __slots__ = ("_keep", "_test")
+    __slots__ = ("_block", "_done", "_pool", "_test", "octets")
 
-    def __init__(self, test: _Test, keep: object) -> None:
-        self._test = test
-        self._keep = keep
+    def __init__(self, x: Buffer, pool: ScratchPool) -> None:
+        self._pool = pool
+        self._block = pool.take(x.nbytes)  # fresh pages cost more than the copy
+        self._done = False
+        self.octets = self._block[: x.nbytes]
+        self.octets[:] = x.octets
+
+    def until(self, request: MPI.Request) -> _Test:
+        """Return the test of the request that reads the copy; it gives the memory back."""
+        self._test = request.Test
+        return self
 
     def __call__(self) -> bool:
-        return self._test()
+        if not self._done and self._test():
+            self._done = True
+            self._pool.give(self._block)
+        return self._done
 
 
 class _Round:
@@ -166,6 +179,7 @@ class MPITransport:
         self._rounds = rounds
         self._messages = messages
         self._crowded = crowded
+        self._pool = ScratchPool()
         self._statuses: dict[int, list[MPI.Status]] = {}
         self.rank: int = rounds.Get_rank()
         self.size: int = rounds.Get_size()
@@ -272,15 +286,18 @@ class MPITransport:
         if dtype.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
             return None
         datatype, operation, comm = getattr(MPI, dtype.mpi), _OPS[op], self._rounds
+        stage, short = self._stage, count * dtype.itemsize <= _FRESH
         if collective == "all_reduce":
 
             def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
-                # In place must be said on all ranks or none, and these may differ: Open MPI then
-                # returns wrong sums. A copy says it on none.
-                send = x.array.copy() if in_place else x.array
                 recv = [out.array, count, datatype]
-                test = comm.Iallreduce([send, count, datatype], recv, operation).Test
-                return _Held(test, send) if in_place else test
+                if not in_place:
+                    return comm.Iallreduce([x.array, count, datatype], recv, operation).Test
+                if short:
+                    x.held = x.array.copy()
+                    return comm.Iallreduce([x.held, count, datatype], recv, operation).Test
+                held = stage(x)
+                return held.until(comm.Iallreduce([held.octets, count, datatype], recv, operation))
 
             return all_reduce
         if collective == "reduce":
@@ -299,10 +316,19 @@ class MPITransport:
         return reduce_scatter
 
     def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
-        send = x.octets.copy() if in_place else x.octets  # as in all_reduce
         recv = [out.octets, x.nbytes, MPI.BYTE]
-        test = self._rounds.Iallgather([send, x.nbytes, MPI.BYTE], recv).Test
-        return _Held(test, send) if in_place else test
+        if not in_place:
+            return self._rounds.Iallgather([x.octets, x.nbytes, MPI.BYTE], recv).Test
+        held = self._stage(x)
+        return held.until(self._rounds.Iallgather([held.octets, x.nbytes, MPI.BYTE], recv))
+
+    def _stage(self, x: Buffer) -> "_Staged":
+        """Return a copy of `x` to send from.
+
+        "In place" must be said on all ranks or none, and ranks may differ here: Open MPI then
+        returns wrong sums. So it is said on none.
+        """
+        return _Staged(x, self._pool)
 
     def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> _Test:
         part = x.nbytes // self.size
