@@ -17,6 +17,7 @@ from pycomm.errors import (
     MismatchError,
     MPIError,
     PeerError,
+    ScheduleError,
 )
 from pycomm.start import init, run_local
 from pycomm.work import Work
@@ -32,6 +33,7 @@ __all__ = [
     "MismatchError",
     "PeerError",
     "ReduceOp",
+    "ScheduleError",
     "Work",
     "init",
     "premul_sum",

@@ -16,6 +16,7 @@ __all__ = [
     "MPIError",
     "MismatchError",
     "PeerError",
+    "ScheduleError",
 ]
 
 
@@ -91,6 +92,10 @@ class CommTimeoutError(CommError, TimeoutError):
 
     missing: tuple[int, ...] = ()
     timeout: float | None = None
+
+
+class ScheduleError(ArgumentValueError):
+    """A schedule that cannot be right; the message names the rank, the round and the step."""
 
 
 class LibraryNotFoundError(CommError):
