@@ -167,7 +167,8 @@ class Communicator(Reductions, Movement, Messages):
         Raises
         ------
         MismatchError
-            If the members disagree about `ranks`.
+            If the members give `ranks` in different orders. Other lists than theirs end with
+            `CommTimeoutError` on those that wait for a rank that does not come.
         """
         if not isinstance(ranks, Iterable):
             raise ArgumentTypeError(f"ranks are several, not {type(ranks).__name__}")
@@ -181,7 +182,11 @@ class Communicator(Reductions, Movement, Messages):
         engine = self._engine
         deadline = Deadline(as_timeout(timeout, engine.timeout))
         span = np.full(2, zlib.crc32(repr(members).encode()), np.uint64)
-        engine.meet(meeting(engine.transport, members, engine.meeting_tag, span), "split", timeout)
+        # Twice: who passes the second time knows that all have passed the first, and that nobody
+        # had given up before. Only then may MPI make the group, which no deadline can stop.
+        for _ in range(2):
+            steps = meeting(engine.transport, members, engine.meeting_tag, span)
+            engine.meet(steps, "split", timeout)
         if span[0] != span[1]:
             raise MismatchError(
                 f"split_ranks on rank {self._rank}: the ranks do not all give the same list; here "

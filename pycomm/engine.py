@@ -133,7 +133,7 @@ class Engine:
                 return call.result()
 
             return self._track(operation, sequence, None, steps, result, deadline)
-        self._drive(steps, deadline, operation, sequence, keep=call)
+        self._drive(steps, deadline, operation, sequence, keep=(call, exchange))
         exchange.release()
         return call.result()
 
@@ -147,7 +147,7 @@ class Engine:
     ) -> None:
         """Run `steps` to their end; works in flight make progress too."""
         if self._active:
-            work = self._track(operation, sequence, None, steps, lambda: None, deadline)
+            work = self._track(operation, sequence, None, steps, lambda: keep, deadline)
             self._finish(work, deadline)
             return
         try:
@@ -181,13 +181,13 @@ class Engine:
                     started.append(
                         self.transport.post_message(peer, buffer.octets, tag, receive=receive)
                     )
+                peers = tuple({peer for peer, _, _ in parts})
+                work = self._track(operation, None, peers, iter(started), result, deadline)
+                return work if async_op else self._finish(work, deadline)
             except BaseException as error:
+                # Also where an interrupt meets a message that is posted and not tracked yet.
                 failure = self.fail(error, operation, None, keep=(parts, started))
                 raise failure from error.__cause__
-            peers = tuple({peer for peer, _, _ in parts})
-            # The messages themselves hold their memory, the result of a send_recv only its output.
-            work = self._track(operation, None, peers, iter(started), result, deadline)
-            return work if async_op else self._finish(work, deadline)
         finally:
             self._owner = None
 
@@ -214,6 +214,8 @@ class Engine:
         self.enter(operation)
         try:
             self._drive(steps, deadline, operation, None)
+        except BaseException as error:
+            raise self.fail(error, operation, None, keep=steps) from error.__cause__
         finally:
             self._owner = None
 
@@ -235,7 +237,7 @@ class Engine:
         else:
             exchange = self._exchange(self.meeting_tag)
             steps = composed("all_gather", exchange, own, records.reshape(-1))
-        self._drive(steps, deadline, operation, self.sequence, keep=records)
+        self._drive(steps, deadline, operation, self.sequence, keep=(own, records))
         if (records != own).any():
             raise MismatchError(differences(records), operation=operation, sequence=self.sequence)
 

@@ -7,7 +7,7 @@ and the user's messages, so that none of them can match another's.
 
 import faulthandler
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Kind, Op, ReduceOp
 from pycomm.errors import MismatchError, MPIError
 from pycomm.scratch import ScratchPool
-from pycomm.transports.base import MESSAGE_LIMIT, Array, Native, Pending, message_spans
+from pycomm.transports.base import Array, Native, Pending
+from pycomm.transports.requests import NoteRequest, Round, Staged, Test, pieces
 
 __all__ = ["MPI", "Creation", "MPITransport", "library", "shut_down"]
 
@@ -28,8 +29,6 @@ _NOTE_LIMIT = 1024  # bytes
 _YIELD_EVERY = 16
 _FRESH = 32 << 10  # bytes up to which a new copy is cheaper than one in memory of a pool
 _PATIENCE = 1000  # spins after which a wait yields even where every rank has a core
-
-_Test = Callable[[], bool]
 
 _OPS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: MPI.SUM,
@@ -52,93 +51,6 @@ _kept: list[object] = []
 def library() -> str:
     """Return the name and version of the MPI in use, for messages."""
     return str(MPI.Get_library_version()).partition("\n")[0].rstrip("\0 ,")
-
-
-class _Request:
-    """The `Pending` of one MPI request."""
-
-    __slots__ = ("_keep", "test")
-
-    def __init__(self, request: MPI.Request, keep: object) -> None:
-        self.test = request.Test
-        self._keep = keep
-
-
-class _Staged:
-    """A copy of an input, held until the request that reads it is complete."""
-
-    __slots__ = ("_block", "_done", "_pool", "_test", "octets")
-
-    def __init__(self, x: Buffer, pool: ScratchPool) -> None:
-        self._pool = pool
-        self._block = pool.take(x.nbytes)  # fresh pages cost more than the copy
-        self._done = False
-        self.octets = self._block[: x.nbytes]
-        self.octets[:] = x.octets
-
-    def until(self, request: MPI.Request) -> _Test:
-        """Return the test of the request that reads the copy; it gives the memory back."""
-        self._test = request.Test
-        return self
-
-    def __call__(self) -> bool:
-        if not self._done and self._test():
-            self._done = True
-            self._pool.give(self._block)
-        return self._done
-
-
-class _Round:
-    """The `Pending` of posted messages; it checks that each receive got all of its bytes."""
-
-    __slots__ = ("_expected", "_keep", "_rank", "_requests", "_statuses")
-
-    def __init__(
-        self,
-        requests: list[MPI.Request],
-        expected: list[tuple[int, int]],
-        statuses: list[MPI.Status] | None,
-        rank: int,
-        keep: object,
-    ) -> None:
-        self._requests = requests
-        self._expected = expected  # (source, bytes) of the receives, which come first in requests
-        self._statuses = statuses
-        self._rank = rank
-        self._keep = keep  # the memory: requests do not hold it
-
-    def test(self) -> bool:
-        try:
-            if not MPI.Request.Testall(self._requests, self._statuses):
-                return False
-        except MPI.Exception as error:
-            # "Error in status": which one it was, the status of each message tells.
-            codes = [status.Get_error() for status in self._statuses or ()]
-            known = [code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)]
-            if error.Get_error_class() == MPI.ERR_IN_STATUS and known:
-                raise MPI.Exception(known[0]) from error
-            raise
-        if self._statuses is not None:
-            for (source, nbytes), status in zip(self._expected, self._statuses, strict=False):
-                if status.Get_count(MPI.BYTE) != nbytes:
-                    raise MismatchError(
-                        f"rank {self._rank} waits for {nbytes} bytes from rank {source}, which "
-                        f"sends {status.Get_count(MPI.BYTE)}",
-                        rank=self._rank,
-                    )
-            self._statuses = None
-        return True
-
-
-def _pieces(messages: Sequence[tuple[int, Array]]) -> Iterable[tuple[int, Array]]:
-    """Cut messages that are longer than MPI's counts allow."""
-    if all(data.size <= MESSAGE_LIMIT for _, data in messages):
-        return messages
-    return [
-        (peer, data[start:stop])
-        for peer, data in messages
-        for start, stop in message_spans(data.size)
-    ]
 
 
 class Creation:
@@ -180,13 +92,14 @@ class MPITransport:
         self._messages = messages
         self._crowded = crowded
         self._pool = ScratchPool()
+        self._open: set[Round] = set()  # rounds that are not complete
         self._statuses: dict[int, list[MPI.Status]] = {}
         self.rank: int = rounds.Get_rank()
         self.size: int = rounds.Get_size()
         self.hosts = hosts
         self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
         # Each returns the Test of its request. The caller holds x and out until that is true.
-        self._natives: dict[str, Callable[..., _Test]] = {
+        self._natives: dict[str, Callable[..., Test]] = {
             "all_gather": self._all_gather,
             "all_to_all": self._all_to_all,
             "broadcast": self._broadcast,
@@ -245,21 +158,21 @@ class MPITransport:
         recvs: Sequence[tuple[int, Array]],
         tag: int,
     ) -> Pending:
-        requests: list[MPI.Request] = []
-        expected: list[tuple[int, int]] = []
-        for peer, part in _pieces(recvs):
-            expected.append((peer, part.size))
-            requests.append(comm.Irecv([part, part.size, MPI.BYTE], peer, tag))
-        for peer, part in _pieces(sends):
-            requests.append(comm.Isend([part, part.size, MPI.BYTE], peer, tag))
+        recvs, sends = pieces(recvs), pieces(sends)
+        count = len(recvs) + len(sends)
         statuses = None
-        if expected:
+        if recvs:
             # Read as soon as they are filled in, so that rounds may share them.
-            count = len(requests)
             statuses = self._statuses.get(count)
             if statuses is None:
                 statuses = self._statuses[count] = [MPI.Status() for _ in range(count)]
-        return _Round(requests, expected, statuses, self.rank, (sends, recvs))
+        # Held here before anything is posted: whatever happens to the caller, the memory stays.
+        started = Round(sends, recvs, statuses, self.rank, self._open)
+        for peer, part in recvs:
+            started.requests.append(comm.Irecv([part, part.size, MPI.BYTE], peer, tag))
+        for peer, part in sends:
+            started.requests.append(comm.Isend([part, part.size, MPI.BYTE], peer, tag))
+        return started
 
     def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
         """Return MPI's own non-blocking collective where it is right and fast.
@@ -289,60 +202,60 @@ class MPITransport:
         stage, short = self._stage, count * dtype.itemsize <= _FRESH
         if collective == "all_reduce":
 
-            def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
+            def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> Test:
                 recv = [out.array, count, datatype]
                 if not in_place:
                     return comm.Iallreduce([x.array, count, datatype], recv, operation).Test
                 if short:
                     x.held = x.array.copy()
                     return comm.Iallreduce([x.held, count, datatype], recv, operation).Test
-                held = stage(x)
+                held = x.held = stage(x)
                 return held.until(comm.Iallreduce([held.octets, count, datatype], recv, operation))
 
             return all_reduce
         if collective == "reduce":
 
-            def reduce(x: Buffer, out: Buffer | None, root: int, in_place: bool) -> _Test:
+            def reduce(x: Buffer, out: Buffer | None, root: int, in_place: bool) -> Test:
                 send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
                 recv = None if out is None else [out.array, count, datatype]
                 return comm.Ireduce(send, recv, operation, root).Test
 
             return reduce
 
-        def reduce_scatter(x: Buffer, out: Buffer, *_: object) -> _Test:
+        def reduce_scatter(x: Buffer, out: Buffer, *_: object) -> Test:
             recv = [out.array, count, datatype]
             return comm.Ireduce_scatter_block([x.array, count, datatype], recv, operation).Test
 
         return reduce_scatter
 
-    def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> _Test:
+    def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> Test:
         recv = [out.octets, x.nbytes, MPI.BYTE]
         if not in_place:
             return self._rounds.Iallgather([x.octets, x.nbytes, MPI.BYTE], recv).Test
-        held = self._stage(x)
+        held = x.held = self._stage(x)
         return held.until(self._rounds.Iallgather([held.octets, x.nbytes, MPI.BYTE], recv))
 
-    def _stage(self, x: Buffer) -> "_Staged":
+    def _stage(self, x: Buffer) -> "Staged":
         """Return a copy of `x` to send from.
 
         "In place" must be said on all ranks or none, and ranks may differ here: Open MPI then
         returns wrong sums. So it is said on none.
         """
-        return _Staged(x, self._pool)
+        return Staged(x, self._pool)
 
-    def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> _Test:
+    def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> Test:
         part = x.nbytes // self.size
         return self._rounds.Ialltoall([x.octets, part, MPI.BYTE], [out.octets, part, MPI.BYTE]).Test
 
-    def _broadcast(self, x: Buffer, _: Buffer, root: int, __: bool) -> _Test:
+    def _broadcast(self, x: Buffer, _: Buffer, root: int, __: bool) -> Test:
         return self._rounds.Ibcast([x.octets, x.nbytes, MPI.BYTE], root).Test
 
-    def _gather(self, x: Buffer, out: Buffer | None, root: int, in_place: bool) -> _Test:
+    def _gather(self, x: Buffer, out: Buffer | None, root: int, in_place: bool) -> Test:
         send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
         recv = None if out is None else [out.octets, x.nbytes, MPI.BYTE]
         return self._rounds.Igather(send, recv, root).Test
 
-    def _scatter(self, x: Buffer | None, out: Buffer, root: int, in_place: bool) -> _Test:
+    def _scatter(self, x: Buffer | None, out: Buffer, root: int, in_place: bool) -> Test:
         send = None if x is None else [x.octets, out.nbytes, MPI.BYTE]
         recv = MPI.IN_PLACE if in_place else [out.octets, out.nbytes, MPI.BYTE]
         return self._rounds.Iscatter(send, recv, root).Test
@@ -373,7 +286,7 @@ class MPITransport:
     def notify(self, peer: int, note: bytes) -> Pending | None:
         """Start sending a note."""
         data = np.frombuffer(note[:_NOTE_LIMIT], np.uint8)
-        return _Request(self._messages.Isend([data, MPI.BYTE], peer, _NOTE_TAG), data)
+        return NoteRequest(self._messages.Isend([data, MPI.BYTE], peer, _NOTE_TAG), data)
 
     def notes(self) -> list[tuple[int, bytes]]:
         """Return the notes that have arrived."""

@@ -107,6 +107,20 @@ def test_auto_uses_an_mpi_that_is_in_use(
         assert world.size == comm.size
 
 
+def test_a_late_member_of_a_group_is_told_that_the_others_gave_up(comm: Communicator) -> None:
+    """MPI makes a group without a deadline: nobody may enter it alone."""
+    if comm.size == 1:
+        return
+    world = pycomm.init("mpi", timeout=0.4)
+    world.barrier(timeout=30)
+    if world.rank == 0:
+        time.sleep(1.6)
+    with pytest.raises(CommTimeoutError):
+        world.split_ranks(range(world.size))
+    world.abort()
+    assert comm.all_reduce(np.ones(1))[0] == comm.size
+
+
 def test_a_split_that_does_not_come_about_breaks_the_parent(comm: Communicator) -> None:
     """The deadline given to split reaches the making of the new communicator."""
     if comm.size == 1:
