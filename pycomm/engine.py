@@ -104,6 +104,7 @@ class Engine:
                         break
                 else:
                     self.waiter.wait(test, Deadline(allowed), operation, sequence)
+                # What call.result() does, spelled out for the shortest calls.
                 if call.finish is None and call.target is not None:
                     return call.target.result()
                 return call.result()
@@ -146,11 +147,11 @@ class Engine:
         keep: object = None,
     ) -> None:
         """Run `steps` to their end; works in flight make progress too."""
-        if self._active:
-            work = self._track(operation, sequence, None, steps, lambda: keep, deadline)
-            self._finish(work, deadline)
-            return
         try:
+            if self._active:
+                work = self._track(operation, sequence, None, steps, lambda: keep, deadline)
+                self._finish(work, deadline)
+                return
             for pending in steps:
                 test = pending.test
                 for _ in _QUICK_TESTS:
@@ -214,8 +215,6 @@ class Engine:
         self.enter(operation)
         try:
             self._drive(steps, deadline, operation, None)
-        except BaseException as error:
-            raise self.fail(error, operation, None, keep=steps) from error.__cause__
         finally:
             self._owner = None
 
@@ -231,13 +230,16 @@ class Engine:
         )
         records = np.empty((self.transport.size, own.size), np.uint8)
         gather = self.transport.native("all_gather", DTYPES["uint8"], None, own.size)
-        if gather is not None:
-            ours, all_of_them = as_buffer(own), as_buffer(records)
-            steps: Iterator[Pending] = iter((Tested(gather(ours, all_of_them, -1, False)),))
-        else:
-            exchange = self._exchange(self.meeting_tag)
-            steps = composed("all_gather", exchange, own, records.reshape(-1))
-        self._drive(steps, deadline, operation, self.sequence, keep=(own, records))
+
+        def gathered() -> Steps:
+            # A generator, so that also what fails at the start fails in _drive.
+            if gather is not None:
+                yield Tested(gather(as_buffer(own), as_buffer(records), -1, False))
+            else:
+                exchange = self._exchange(self.meeting_tag)
+                yield from composed("all_gather", exchange, own, records.reshape(-1))
+
+        self._drive(gathered(), deadline, operation, self.sequence, keep=(own, records))
         if (records != own).any():
             raise MismatchError(differences(records), operation=operation, sequence=self.sequence)
 
@@ -354,6 +356,8 @@ class Engine:
             self.transport.close()
             self.state = "closed"
             self.waiter.forget()
+        except BaseException as error:
+            raise self.fail(error, "close", None) from error.__cause__
         finally:
             self._owner = None
 

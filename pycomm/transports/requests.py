@@ -16,7 +16,7 @@ Messages = Sequence[tuple[int, Array]]
 
 
 class NoteRequest:
-    """The `Pending` of one MPI request."""
+    """The `Pending` of a note that is being sent."""
 
     __slots__ = ("_keep", "test")
 
