@@ -8,28 +8,27 @@ deadlock even if no message is buffered. A contribution that would be reduced a 
 nothing, or into another chunk, is an error at once.
 """
 
-from collections import deque
 from collections.abc import Sequence
 
-from pycomm.algorithms.schedule import Recv, Schedule, Send
+from pycomm.algorithms.matching import Matcher
+from pycomm.algorithms.schedule import PARTED, REDUCING, Chunks, Recv, Schedule, Send
 from pycomm.errors import ScheduleError
 
 __all__ = ["verify"]
 
-Symbol = tuple[int, int]  # chunk, mask of ranks
+# A symbol is one number, mask of ranks and number of the chunk: ``mask << _BITS | chunk``.
+_BITS = 40
+_CHUNK = (1 << _BITS) - 1
+_NOTHING = -1
 
-_NOTHING: Symbol = (-1, 0)
 
-
-def verify(schedules: Sequence[Schedule], root: int = 0) -> None:
+def verify(schedules: Sequence[Schedule]) -> None:
     """Prove that the schedules of all ranks together do their collective.
 
     Parameters
     ----------
     schedules : sequence of Schedule
         One a rank, in rank order.
-    root : int
-        Where the data of a broadcast begins.
 
     Raises
     ------
@@ -39,51 +38,25 @@ def verify(schedules: Sequence[Schedule], root: int = 0) -> None:
     """
     _belong_together(schedules)
     first = schedules[0]
-    state = [_before(first, rank, root) for rank in range(first.size)]
-    _run(schedules, state)
+    symbols = _Symbols(schedules)
+    symbols.run()
+    everybody = (1 << first.size) - 1
     for rank in range(first.size):
-        for chunk in range(first.chunks):
-            wanted = _after(first, rank, chunk, root)
-            found = state[rank][chunk]
-            if wanted is not None and found != wanted:
-                raise ScheduleError(
-                    f"rank {rank} ends with {_listed(found)} in chunk {chunk} instead of "
-                    f"{_listed(wanted)}"
-                )
+        _check_result(first, rank, symbols.state[rank])
+        if first.collective == "barrier" and symbols.heard[rank] != everybody:
+            missing = _ranks(~symbols.heard[rank] & everybody)
+            raise ScheduleError(f"rank {rank} leaves the barrier without a word from {missing}")
 
 
 def _belong_together(schedules: Sequence[Schedule]) -> None:
     if not schedules:
         raise ScheduleError("no schedules")
     first = schedules[0]
-    facts = (first.collective, len(schedules), first.chunks)
-    for rank, schedule in enumerate(schedules):
-        if (schedule.collective, schedule.size, schedule.chunks) != facts or schedule.rank != rank:
-            raise ScheduleError(f"the schedule in place {rank} does not belong there: {schedule}")
-
-
-def _before(schedule: Schedule, rank: int, root: int) -> list[Symbol]:
-    """Return what each chunk of `rank` holds before."""
-    own = [(chunk, 1 << rank) for chunk in range(schedule.chunks)]
-    if schedule.collective in ("all_reduce", "reduce_scatter"):
-        return own
-    if schedule.collective == "broadcast":
-        return own if rank == root else [_NOTHING] * schedule.chunks
-    return [
-        symbol if _owner(schedule, chunk) == rank else _NOTHING for chunk, symbol in enumerate(own)
-    ]
-
-
-def _after(schedule: Schedule, rank: int, chunk: int, root: int) -> Symbol | None:
-    """Return what a chunk of `rank` must hold after, None where it does not matter."""
-    if schedule.collective == "broadcast":
-        return (chunk, 1 << root)
-    owner = _owner(schedule, chunk)
-    if schedule.collective == "all_gather":
-        return (chunk, 1 << owner)
-    if schedule.collective == "reduce_scatter" and owner != rank:
-        return None
-    return (chunk, (1 << schedule.size) - 1)
+    facts = (first.collective, len(schedules), first.chunks, first.root, first.weights)
+    for rank, one in enumerate(schedules):
+        found = (one.collective, one.size, one.chunks, one.root, one.weights)
+        if found != facts or one.rank != rank:
+            raise ScheduleError(f"the schedule in place {rank} does not belong there: {one}")
 
 
 def _owner(schedule: Schedule, chunk: int) -> int:
@@ -91,79 +64,100 @@ def _owner(schedule: Schedule, chunk: int) -> int:
     return chunk * schedule.size // schedule.chunks
 
 
-def _run(schedules: Sequence[Schedule], state: list[list[Symbol]]) -> None:
-    """Run all schedules on `state`, until they end or nothing moves any more."""
-    size = len(schedules)
-    at = [-1] * size  # the round each rank is in
-    open_steps = [0] * size  # its sends and receives that have not met their counterparts
-    updates: list[dict[int, Symbol]] = [{} for _ in range(size)]
-    # What waits for a counterpart, by (sender, receiver): messages arrive in order.
-    sends: dict[tuple[int, int], deque[Symbol]] = {}
-    receives: dict[tuple[int, int], deque[Recv]] = {}
+def _before(schedule: Schedule, rank: int) -> list[int]:
+    """Return what each chunk of `rank` holds before."""
+    own, chunks = 1 << rank + _BITS, range(schedule.chunks)
+    kind = schedule.collective
+    if kind in REDUCING or (kind in ("broadcast", "scatter") and rank == schedule.root):
+        return [own | chunk for chunk in chunks]
+    if kind in ("all_gather", "gather"):
+        return [own | c if _owner(schedule, c) == rank else _NOTHING for c in chunks]
+    nothing = [_NOTHING] * schedule.chunks
+    if kind != "all_to_all":
+        return nothing
+    # The input for rank t is the data's piece (rank, t); the own piece is at home already.
+    pieces = [own | rank * schedule.chunks + chunk for chunk in chunks]
+    return [pieces[c] if _owner(schedule, c) == rank else _NOTHING for c in chunks] + pieces
 
-    def begin(rank: int) -> None:
-        """Enter the next round with steps, if there is one."""
-        while open_steps[rank] == 0 and at[rank] < len(schedules[rank].rounds):
-            for chunk, symbol in updates[rank].items():
-                state[rank][chunk] = symbol
-            updates[rank].clear()
-            at[rank] += 1
-            if at[rank] == len(schedules[rank].rounds):
-                return
-            for step in schedules[rank].rounds[at[rank]]:
-                open_steps[rank] += 1
-                if isinstance(step, Recv):
-                    receives.setdefault((step.peer, rank), deque()).append(step)
-                else:
-                    _check_there(schedules[rank], at[rank], step, state[rank][step.chunk])
-                    key = (rank, step.peer)
-                    sends.setdefault(key, deque()).append(state[rank][step.chunk])
 
-    moved = True
-    while moved:
-        moved = False
-        for rank in range(size):
-            begin(rank)
-        for (sender, receiver), waiting in receives.items():
-            ready = sends.get((sender, receiver))
-            while waiting and ready:
-                step, symbol = waiting.popleft(), ready.popleft()
-                place = f"rank {receiver}, round {at[receiver]}, '{step}'"
-                updates[receiver][step.chunk] = _received(
-                    step, state[receiver][step.chunk], symbol, place
+def _check_result(schedule: Schedule, rank: int, found: list[int]) -> None:
+    kind, root, size, chunks = schedule.collective, schedule.root, schedule.size, schedule.chunks
+    if kind == "barrier" or (kind in ("gather", "reduce") and rank != root):
+        return
+    everybody = (1 << size) - 1 << _BITS
+    for chunk in range(chunks):
+        owner = _owner(schedule, chunk) if kind in PARTED else -1
+        if kind in ("reduce_scatter", "scatter") and owner != rank:
+            continue  # does not matter
+        if kind in REDUCING:
+            wanted = everybody | chunk
+        elif kind == "all_to_all":
+            within = chunk - owner * chunks // size
+            wanted = 1 << owner + _BITS | owner * chunks + rank * chunks // size + within
+        else:
+            source = root if kind in ("broadcast", "scatter") else owner
+            wanted = 1 << source + _BITS | chunk
+        if found[chunk] != wanted:
+            raise ScheduleError(
+                f"rank {rank} ends with {_listed(found[chunk])} in chunk {chunk} instead of "
+                f"{_listed(wanted)}"
+            )
+
+
+class _Symbols(Matcher):
+    """All schedules, moving symbols."""
+
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        super().__init__(schedules)
+        self.state = [_before(schedules[0], rank) for rank in range(self.size)]
+        self._updates: list[dict[int, int]] = [{} for _ in range(self.size)]
+        self._listening = schedules[0].collective == "barrier"
+        #: From whom each rank of a barrier has heard, through others too.
+        self.heard = [1 << rank for rank in range(self.size)]
+        self._hearing = list(self.heard)
+
+    def leave(self, actor: int) -> None:
+        """Apply what the round has written."""
+        updates = self._updates[actor]
+        if updates:
+            state = self.state[actor]
+            for chunk, symbol in updates.items():
+                state[chunk] = symbol
+            updates.clear()
+        self.heard[actor] = self._hearing[actor]
+
+    def meet(self, sender: int, receiver: int, sent: Chunks, recv: Recv) -> None:
+        """Move or combine the symbols of a message."""
+        source, held, updates = self.state[sender], self.state[receiver], self._updates[receiver]
+        for place, chunk in zip(sent, recv.chunks, strict=True):
+            symbol = source[place]
+            if symbol == _NOTHING:
+                raise ScheduleError(
+                    f"{self.place(sender, Send(receiver, sent))} sends what is not there yet"
                 )
-                open_steps[receiver] -= 1
-                open_steps[sender] -= 1
-                moved = True
-    stuck = [rank for rank in range(size) if at[rank] < len(schedules[rank].rounds)]
-    if stuck:
-        rank = stuck[0]
-        steps = ", ".join(map(str, schedules[rank].rounds[at[rank]]))
-        raise ScheduleError(
-            f"deadlock: ranks {stuck} never finish; rank {rank} is in round {at[rank]}: {steps}"
-        )
+            if recv.reduce:
+                found = updates.get(chunk, held[chunk])
+                if found == _NOTHING or (found ^ symbol) & _CHUNK:
+                    raise ScheduleError(
+                        f"{self.place(receiver, recv)} reduces {_listed(symbol)} into "
+                        f"{_listed(found)}"
+                    )
+                twice = (found & symbol) >> _BITS
+                if twice:
+                    raise ScheduleError(
+                        f"{self.place(receiver, recv)} reduces the contribution of ranks "
+                        f"{_ranks(twice)} twice"
+                    )
+                symbol |= found
+            updates[chunk] = symbol
+        if self._listening:
+            self._hearing[receiver] |= self.heard[sender]
 
 
-def _check_there(schedule: Schedule, number: int, step: Send, symbol: Symbol) -> None:
+def _listed(symbol: int) -> str:
     if symbol == _NOTHING:
-        raise ScheduleError(
-            f"rank {schedule.rank}, round {number}: '{step}' sends what is not there yet"
-        )
-
-
-def _received(step: Recv, held: Symbol, symbol: Symbol, place: str) -> Symbol:
-    if not step.reduce:
-        return symbol
-    if held[0] != symbol[0]:
-        raise ScheduleError(f"{place} reduces {_listed(symbol)} into {_listed(held)}")
-    twice = held[1] & symbol[1]
-    if twice:
-        raise ScheduleError(f"{place} reduces the contribution of ranks {_ranks(twice)} twice")
-    return (held[0], held[1] | symbol[1])
-
-
-def _listed(symbol: Symbol) -> str:
-    return "nothing" if symbol == _NOTHING else f"chunk {symbol[0]} of ranks {_ranks(symbol[1])}"
+        return "nothing"
+    return f"chunk {symbol & _CHUNK} of ranks {_ranks(symbol >> _BITS)}"
 
 
 def _ranks(mask: int) -> list[int]:

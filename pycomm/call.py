@@ -16,7 +16,8 @@ class Call:
 
     `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
     holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
-    the data is there; `asked` is the caller's op where `op` is another one.
+    the data is there; `asked` is the caller's op where `op` is another one; `deterministic` asks
+    for a fixed order of reduction, the communicator's setting if None.
     """
 
     collective: str
@@ -32,6 +33,7 @@ class Call:
     finish: Callable[[], None] | None = None
     operation: str = ""
     asked: Op | None = None
+    deterministic: bool | None = None
 
     def result(self) -> Any:
         """Do what remains, and return the caller's array."""

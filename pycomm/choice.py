@@ -1,28 +1,73 @@
-"""Which road a collective takes."""
+"""Which road a collective takes: the library's own, or a schedule of `pycomm.algorithms`."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from pycomm.collectives import AtOnce
-from pycomm.dtypes import DType, Op
-from pycomm.errors import ArgumentValueError
+from pycomm.algorithms.hierarchical import Groups
+from pycomm.algorithms.registry import RESERVED, Algorithm, algorithm_of, names
+from pycomm.algorithms.schedule import COLLECTIVES, PARTED, ROOTED
+from pycomm.algorithms.select import Table, built_in, preferences
+from pycomm.dtypes import DType, Kind, Op, ReduceOp
+from pycomm.errors import ArgumentTypeError, ArgumentValueError
+from pycomm.executor import Execution
+from pycomm.program import Program
+from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Native, Transport
 
-__all__ = ["ALGORITHMS", "COMPOSED", "Choices"]
+__all__ = ["VARIABLE", "Choice", "Choices", "Request", "groups_of"]
 
-#: ``auto``: the library's own collective where it is right and fast, else ``direct``.
-#: ``native``: the library's own or nothing. ``direct``: messages and pycomm's own reduction.
-ALGORITHMS = ("auto", "native", "direct")
+#: What ``"auto"`` means: a name for all collectives that have it, or ``all_reduce=ring,...``.
+VARIABLE = "PYCOMM_ALGORITHM"
 
-_LIMIT = 1024
-_PREPARED_LIMIT = 64 << 20  # bytes
-
-
-def _composed(*_: object) -> Callable[[], bool]:
-    raise AssertionError("stands for a collective made of messages, and is never called")
+_AVG, _SUM = ReduceOp.AVG, ReduceOp.SUM
+_LIMIT = 1024  # choices that are remembered
+_ROUNDS_LIMIT = 200_000  # rounds of segments that they hold
+# Bytes of a segment: it stays in a second-level cache between its message and its reduction.
+_SEGMENT = 4 << 20
 
 
-#: The choice of messages, see `pycomm.collectives.composed`.
-COMPOSED: Native = _composed
+class Request(NamedTuple):
+    """What a choice depends on; equal on all ranks.
+
+    `elements` are those of the smaller side, `root` -1 for collectives without one.
+    """
+
+    collective: str
+    dtype: DType
+    op: Op | None
+    elements: int
+    root: int
+    algorithm: str
+    deterministic: bool
+
+    def data_count(self, size: int) -> int:
+        """Return the elements of the data, of all parts together where it has parts."""
+        return self.elements * size if self.collective in PARTED else self.elements
+
+    def nbytes(self, size: int) -> int:
+        """Return the bytes of the data."""
+        return self.data_count(size) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a call runs: `native` starts it, or else `execution` does; and `why`."""
+
+    algorithm: str
+    why: str
+    native: Native | None
+    execution: Execution | None
+
+
+def groups_of(transport: Transport) -> Groups:
+    """Return the ranks host by host, in the order of their first ranks; flat for a single host."""
+    found: dict[int, list[int]] = {}
+    for rank, host in enumerate(transport.hosts):
+        found.setdefault(host, []).append(rank)
+    hosts = tuple(tuple(ranks) for ranks in found.values())
+    return hosts if len(hosts) > 1 else hosts[0]
 
 
 class Choices:
@@ -33,52 +78,139 @@ class Choices:
     Attributes
     ----------
     known : dict
-        What `choose` has returned, by its arguments.
+        What `choose` has returned, by its argument.
+    table, source : Table, str
+        What ``"auto"`` goes by, and where that comes from.
+    segment : int
+        Bytes that a segment of a chunk may have.
     """
 
-    def __init__(self, transport: Transport, tag: int) -> None:
+    def __init__(self, transport: Transport, pool: ScratchPool) -> None:
         self._transport = transport
-        self._tag = tag
-        self._prepared = 0  # bytes that known choices hold
-        self.known: dict[tuple[str, DType, Op | None, int, str], Native] = {}
+        self._pool = pool
+        self.groups = groups_of(transport)
+        hosts = len(set(transport.hosts))
+        self.table: Table = built_in(transport.size, hosts)
+        self.source = "built-in table"
+        self.segment = _SEGMENT
+        self.known: dict[tuple[object, ...], Choice] = {}
+        self._rounds = 0
+        self._overrides = _overrides(os.environ.get(VARIABLE, ""))
 
-    def choose(
-        self, collective: str, dtype: DType, op: Op | None, count: int, algorithm: str
-    ) -> Native:
-        """Return what starts such a collective, `COMPOSED` for messages.
+    def use(self, table: Table, source: str) -> None:
+        """Go by another table from now on; collectives it lacks keep the one they have."""
+        self.table = {**self.table, **table}
+        self.source = source
+        self.known.clear()
+
+    def choose(self, request: Request) -> Choice:
+        """Return what runs such a collective.
 
         Raises
         ------
         ArgumentValueError
-            If `algorithm` is unknown, or ``native`` where the library has nothing.
+            If the algorithm is unknown, or cannot do this.
+        ScheduleError
+            If the algorithm is a user's, and wrong.
         """
-        if algorithm not in ALGORITHMS:
+        if not isinstance(request.algorithm, str):
+            raise ArgumentTypeError(f"algorithm is a name, not {request.algorithm!r}")
+        wanted, why = self._wanted(request)
+        choice = None
+        for name in wanted:
+            reason = self._unfit(request, name)
+            if reason is None:
+                choice = self._made(request, name, why)
+                break
+            why = f"{why}; not {name}: {reason}"
+        if choice is None:
             raise ArgumentValueError(
-                f"unknown algorithm {algorithm!r}; known: {', '.join(ALGORITHMS)}"
+                f"algorithm {wanted[-1]!r} cannot do {request.collective} here: {reason}"
             )
-        transport = self._transport
-        nbytes = count * dtype.itemsize
-        native = None
-        # An MPI may return from an empty collective at once, on one rank alone if only its count is
-        # 0: the next call of that rank would then be paired with this one of the others.
-        empty = count == 0 and collective != "barrier"
-        if algorithm != "direct" and not empty:
-            native = transport.native(collective, dtype, op, count)
-        if algorithm == "native" and native is None and not empty:
-            raise ArgumentValueError(
-                f"there is no native {collective} for {count} elements of {dtype.name}"
-                + ("" if op is None else f" with op {str(op)!r}")
-            )
-        if algorithm == "auto" and not transport.prefers_native(collective, nbytes):
-            native = None
-        chosen: Native = native or COMPOSED
-        short = AtOnce.fits(transport.size, nbytes) and not empty
-        if native is None and collective == "all_reduce" and short:
-            assert op is not None
-            chosen = AtOnce(transport, self._tag, dtype, op, count)
-            self._prepared += nbytes * transport.size
-        if len(self.known) >= _LIMIT or self._prepared > _PREPARED_LIMIT:
+        if choice.execution is not None:
+            program = choice.execution.program
+            self._rounds += program.segments * len(program.schedule.rounds)
+        if len(self.known) >= _LIMIT or self._rounds > _ROUNDS_LIMIT:
             self.known.clear()
-            self._prepared = 0
-        self.known[collective, dtype, op, count, algorithm] = chosen
-        return chosen
+            self._rounds = 0
+        self.known[request] = choice
+        return choice
+
+    def execution(self, collective: str, name: str, dtype: DType, count: int) -> Execution:
+        """Return what runs a collective of pycomm's own that moves data."""
+        request = Request(collective, dtype, None, count, -1, name, False)
+        return self._execution(request, algorithm_of(collective, name))
+
+    def _wanted(self, request: Request) -> tuple[tuple[str, ...], str]:
+        """Return the names to try, in order, and why these."""
+        collective, algorithm = request.collective, request.algorithm
+        if algorithm != "auto":
+            if algorithm != "native":
+                algorithm_of(collective, algorithm)
+            return (algorithm,), "asked for"
+        forced = self._overrides.get(collective) or self._overrides.get("")
+        if forced is not None and (forced == "native" or forced in names(collective)):
+            return (forced,), f"{VARIABLE}={os.environ.get(VARIABLE)}"
+        nbytes = request.nbytes(self._transport.size)
+        return preferences(self.table, collective, nbytes), f"{self.source}, {nbytes} bytes"
+
+    def _unfit(self, request: Request, name: str) -> str | None:
+        """Return why an algorithm cannot do what is requested, None if it can."""
+        collective, dtype, op, count = request[:4]
+        averages_ints = op is _AVG and dtype.kind is Kind.INT
+        if name != "native":
+            if averages_ints and not algorithm_of(collective, name).rounds_once:
+                return "it adds integers in steps, and an average needs their whole sum in 64 bits"
+            return None
+        if count == 0 and collective != "barrier":
+            # An MPI may return from an empty collective at once, on one rank alone if only its
+            # count is 0: the next call of that rank would be paired with this one of the others.
+            return None
+        ordered = op is not None and dtype.kind not in (Kind.INT, Kind.BOOL)
+        if request.deterministic and ordered:
+            return "the library promises no order of reduction, and deterministic=True needs one"
+        if self._transport.native(collective, dtype, op, count) is None:
+            what = f"{count} elements of {dtype.name}"
+            return f"the library has none for {what}" + ("" if op is None else f" with op '{op}'")
+        return None
+
+    def _made(self, request: Request, name: str, why: str) -> Choice:
+        collective, dtype, op, count = request[:4]
+        if count == 0 and collective != "barrier":
+            # Nothing to move, but all have to come.
+            execution = self.execution("barrier", "dissemination", dtype, 0)
+            return Choice("dissemination", "there is no data", None, execution)
+        if name == "native":
+            native = self._transport.native(collective, dtype, op, count)
+            return Choice(name, why, native, None)
+        return Choice(name, why, None, self._execution(request, algorithm_of(collective, name)))
+
+    def _execution(self, request: Request, algorithm: Algorithm) -> Execution:
+        transport, dtype, op = self._transport, request.dtype, request.op
+        root = request.root if request.collective in ROOTED else -1
+        schedule = algorithm.schedule(transport.rank, transport.size, root, self.groups)
+        program = Program(
+            schedule, request.data_count(transport.size), dtype.itemsize, self.segment
+        )
+        average = op is _AVG and not algorithm.rounds_once
+        if average:
+            op = _SUM
+        return Execution(program, transport, self._pool, dtype, op, average=average)
+
+
+def _overrides(text: str) -> Mapping[str, str]:
+    """Return the algorithm for each collective, under "" that for all."""
+    found = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        collective, separator, name = part.rpartition("=")
+        known = COLLECTIVES if separator else ("",)
+        everywhere = {one for each in COLLECTIVES for one in names(each)}
+        fits = (
+            everywhere if not separator else set(names(collective)) if collective in known else ()
+        )
+        if collective not in known or (name not in fits and name not in RESERVED):
+            raise ArgumentValueError(
+                f"{VARIABLE}={text}: {part!r} is neither an algorithm nor collective=algorithm"
+            )
+        found[collective] = name
+    return found

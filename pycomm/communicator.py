@@ -13,11 +13,11 @@ from pycomm.bootstrap.leaving import watch
 from pycomm.buffers import Buffer
 from pycomm.call import Call
 from pycomm.checking import as_check
-from pycomm.collectives import meeting
 from pycomm.deadline import DEFAULT, Deadline, as_timeout
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Engine
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
+from pycomm.meeting import meeting
 from pycomm.messages import Messages
 from pycomm.movement import Movement
 from pycomm.reductions import Reductions
@@ -42,8 +42,11 @@ class Communicator(Reductions, Movement, Messages):
         Seconds until `CommTimeoutError`; the communicator's own by default. After that error the
         communicator is broken: only `abort` is possible.
     algorithm : str
-        ``"auto"``, ``"native"`` (the library's own, or an error) or ``"direct"`` (pycomm's own).
-        Equal on all ranks.
+        ``"auto"``, ``"native"`` (the library's own, or an error), or the name of an algorithm that
+        `pycomm.algorithms.names` lists for the collective, such as ``"ring"``. Equal on all ranks.
+    deterministic : bool
+        Of collectives that reduce: whether floats are added in a fixed order only, so that equal
+        inputs give equal bits in every run; the communicator's own setting by default.
     async_op : bool
         Return a `Work` at once instead of waiting. Input and output must not be touched until the
         work is done.
@@ -61,14 +64,25 @@ class Communicator(Reductions, Movement, Messages):
 
     @classmethod
     def over(
-        cls, transport: Transport, *, timeout: float, check: bool, label: str = "world"
+        cls,
+        transport: Transport,
+        *,
+        timeout: float,
+        check: bool,
+        deterministic: bool = False,
+        label: str = "world",
     ) -> Self:
         """Return a communicator over a transport of one's own."""
-        return cls(Engine(transport, timeout, check, label, []))
+        return cls(Engine(transport, timeout, check, label, [], deterministic))
 
     @classmethod
     def from_mpi(
-        cls, comm: Any, *, timeout: float | None = None, check: bool | None = None
+        cls,
+        comm: Any,
+        *,
+        timeout: float | None = None,
+        check: bool | None = None,
+        deterministic: bool = False,
     ) -> Self:
         """Return a communicator over the ranks of an mpi4py communicator.
 
@@ -82,12 +96,20 @@ class Communicator(Reductions, Movement, Messages):
             Seconds each operation may take by default, and this one; 300 if not given.
         check : bool, optional
             Compare the calls of all ranks before each collective; see `pycomm.init`.
+        deterministic : bool
+            Reduce floats in a fixed order only; see `pycomm.init`.
         """
         from pycomm.bootstrap.mpi import mpi_transport
 
         allowed = as_timeout(timeout, DEFAULT)
         transport = mpi_transport(comm, allowed)
-        return cls.over(transport, timeout=allowed, check=as_check(check), label="from_mpi")
+        return cls.over(
+            transport,
+            timeout=allowed,
+            check=as_check(check),
+            deterministic=deterministic,
+            label="from_mpi",
+        )
 
     @property
     def local_rank(self) -> int:
@@ -200,7 +222,9 @@ class Communicator(Reductions, Movement, Messages):
             raise engine.fail(error, "split", None) from error.__cause__
         self._splits += 1
         family, label = engine.waiter.family, f"{engine.label}/{self._splits}"
-        child = Communicator(Engine(transport, engine.timeout, engine.check, label, family))
+        child = Communicator(
+            Engine(transport, engine.timeout, engine.check, label, family, engine.deterministic)
+        )
         self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)
         return child

@@ -9,8 +9,7 @@ import numpy as np
 from pycomm.buffers import Buffer, as_buffer
 from pycomm.call import Call
 from pycomm.checking import differences, encode
-from pycomm.choice import COMPOSED, Choices
-from pycomm.collectives import Exchange, Steps, composed, others
+from pycomm.choice import Choice, Choices, Request
 from pycomm.deadline import Deadline, as_timeout
 from pycomm.dtypes import DTYPES
 from pycomm.errors import (
@@ -20,6 +19,7 @@ from pycomm.errors import (
     MismatchError,
     PeerError,
 )
+from pycomm.executor import WINDOW, Steps
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Pending, Transport
 from pycomm.waiting import Waiter
@@ -49,10 +49,12 @@ class Engine:
         check: bool,
         label: str,
         family: list[Waiter],
+        deterministic: bool = False,
     ) -> None:
         self.transport = transport
         self.timeout = timeout
         self.check = check
+        self.deterministic = deterministic
         self.label = label
         self.waiter = Waiter(transport, label, family)
         family.append(self.waiter)
@@ -63,21 +65,25 @@ class Engine:
         # would leave it taken for good.
         self._owner: int | None = None
         self._active: list[Work] = []
-        self._pool = ScratchPool()
-        self._others = others(transport.rank, transport.size)
-        #: The tag of rounds that belong to no numbered collective. The one below is that of single
-        #: rounds, sequence numbers use the others.
-        self.meeting_tag = transport.tag_limit - 1
-        self._choices = Choices(transport, self.meeting_tag - 1)
+        self.choices = Choices(transport, ScratchPool())
+        # Tags come in sets, one for each segment under way. The last set is that of what belongs
+        # to no numbered collective, sequence numbers use the others in turn.
+        self._tag_sets = transport.tag_limit // WINDOW - 1
+        self._meeting_tags = range(self._tag_sets * WINDOW, (self._tag_sets + 1) * WINDOW)
+        #: The first tag of the last set.
+        self.meeting_tag = self._meeting_tags[0]
 
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
-        key = (call.collective, call.dtype, call.op, call.count, algorithm)
+        fixed = self.deterministic if call.deterministic is None else call.deterministic
+        key = (call.collective, call.dtype, call.op, call.count, call.root, algorithm, fixed)
         try:
-            native = self._choices.known.get(key) or self._choices.choose(*key)
+            choice = self.choices.known.get(key)
         except TypeError:  # not hashable
             raise ArgumentTypeError(f"algorithm is a name, not {algorithm!r}") from None
+        if choice is None:
+            choice = self.choices.choose(Request(*key))
         operation = call.operation or call.collective
         if self.state != "open" or self._owner is not None:
             self.enter(operation)
@@ -85,14 +91,18 @@ class Engine:
         try:
             sequence = self.sequence
             if self.check:
-                self._compare(call, operation, algorithm, Deadline(allowed))
+                asked = f"{algorithm}, deterministic" if fixed else algorithm
+                self._compare(call, operation, asked, Deadline(allowed))
             test = None
             try:
                 if call.prepare is not None:
                     call.prepare()
                 self.sequence = sequence + 1
-                if native is COMPOSED:
-                    return self._run_steps(call, operation, sequence, Deadline(allowed), async_op)
+                native = choice.native
+                if native is None:
+                    return self._run_steps(
+                        call, choice, operation, sequence, Deadline(allowed), async_op
+                    )
                 test = native(call.x, call.out, call.root, call.in_place)
                 if async_op or self._active:
                     deadline = Deadline(allowed)
@@ -114,28 +124,24 @@ class Engine:
             self._owner = None
 
     def _run_steps(
-        self, call: Call, operation: str, sequence: int, deadline: Deadline, async_op: bool
+        self,
+        call: Call,
+        choice: Choice,
+        operation: str,
+        sequence: int,
+        deadline: Deadline,
+        async_op: bool,
     ) -> Any:
-        exchange = self._exchange(sequence % (self.meeting_tag - 1))
-        steps = composed(
-            call.collective if call.count else "barrier",  # nothing to move, but all have to come
-            exchange,
+        assert choice.execution is not None
+        first = sequence % self._tag_sets * WINDOW
+        steps = choice.execution.steps(
             None if call.x is None else call.x.flat,
             None if call.out is None else call.out.flat,
-            call.dtype,
-            call.op,
-            call.root,
+            range(first, first + WINDOW),
         )
-
         if async_op:
-
-            def result() -> Any:
-                exchange.release()
-                return call.result()
-
-            return self._track(operation, sequence, None, steps, result, deadline)
-        self._drive(steps, deadline, operation, sequence, keep=(call, exchange))
-        exchange.release()
+            return self._track(operation, sequence, None, steps, call.result, deadline)
+        self._drive(steps, deadline, operation, sequence, keep=call)
         return call.result()
 
     def _drive(
@@ -218,9 +224,6 @@ class Engine:
         finally:
             self._owner = None
 
-    def _exchange(self, tag: int) -> Exchange:
-        return Exchange(self.transport, tag, self._pool, self._others)
-
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
         op = call.asked or call.op
@@ -236,8 +239,8 @@ class Engine:
             if gather is not None:
                 yield Tested(gather(as_buffer(own), as_buffer(records), -1, False))
             else:
-                exchange = self._exchange(self.meeting_tag)
-                yield from composed("all_gather", exchange, own, records.reshape(-1))
+                direct = self.choices.execution("all_gather", "direct", DTYPES["uint8"], own.size)
+                yield from direct.steps(own, records.reshape(-1), self._meeting_tags)
 
         self._drive(gathered(), deadline, operation, self.sequence, keep=(own, records))
         if (records != own).any():
@@ -350,9 +353,8 @@ class Engine:
         try:
             for work in list(self._active):
                 self._finish(work, deadline)
-            exchange = self._exchange(self.meeting_tag)
-            meeting = composed("barrier", exchange)
-            self._drive(meeting, deadline, "close", None)
+            barrier = self.choices.execution("barrier", "dissemination", DTYPES["uint8"], 0)
+            self._drive(barrier.steps(None, None, self._meeting_tags), deadline, "close", None)
             self.transport.close()
             self.state = "closed"
             self.waiter.forget()

@@ -31,7 +31,11 @@ def _around_sum(
         assert product is not None
         return _SUM, partial(premultiply, source.flat, product.flat, source.dtype, op), None
     if op is _AVG and source.dtype.kind in _DIVIDED:
-        return _SUM, None, None if result is None else partial(divide, result.flat, size)
+        return (
+            _SUM,
+            None,
+            None if result is None else partial(divide, result.flat, size, source.dtype),
+        )
     return op, None, None
 
 
@@ -45,6 +49,7 @@ class Reductions(Member):
         *,
         op: Any = "sum",
         algorithm: str = "auto",
+        deterministic: bool | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -76,7 +81,7 @@ class Reductions(Member):
                 source, in_place = target, True
         call = Call(
             "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
-            prepare, finish, "", asked,
+            prepare, finish, "", asked, deterministic,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)
 
@@ -88,6 +93,7 @@ class Reductions(Member):
         op: Any = "sum",
         root: int = 0,
         algorithm: str = "auto",
+        deterministic: bool | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -127,7 +133,7 @@ class Reductions(Member):
             source, in_place = product, at_root
         call = Call(
             "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
-            prepare, finish, "", asked,
+            prepare, finish, "", asked, deterministic,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)
 
@@ -138,6 +144,7 @@ class Reductions(Member):
         *,
         op: Any = "sum",
         algorithm: str = "auto",
+        deterministic: bool | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -178,6 +185,6 @@ class Reductions(Member):
 
         call = Call(
             "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
-            prepare, finish, "", asked,
+            prepare, finish, "", asked, deterministic,
         )  # fmt: skip
         return self._engine.run(call, algorithm, timeout, async_op)

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pycomm.bootstrap.detect import Launch, detect
@@ -21,7 +21,11 @@ _METHODS = ("auto", "mpi", "local")
 
 
 def init(
-    method: str = "auto", *, timeout: float | None = None, check: bool | None = None
+    method: str = "auto",
+    *,
+    timeout: float | None = None,
+    check: bool | None = None,
+    deterministic: bool = False,
 ) -> Communicator:
     """Return the communicator of all processes that were started together.
 
@@ -40,6 +44,10 @@ def init(
         Compare operation, dtype, count, op, root, algorithm and sequence number of all ranks
         before each collective, and raise the same `MismatchError` on every rank if they differ.
         Costs one small exchange a call. Default: the environment variable ``PYCOMM_CHECK``.
+    deterministic : bool
+        Reduce floats in a fixed order only: equal inputs give equal bits on every rank and in
+        every run with the same ranks, hosts, algorithm and tuning. The library's own reductions,
+        which promise no order, are not used then.
 
     Raises
     ------
@@ -67,11 +75,16 @@ def init(
     chosen, reason = _choose(method, launch)
     _log.info("init uses %s: %s", chosen, reason)
     if chosen == "local":
-        return Communicator.over(LocalTransport.create(1)[0], timeout=allowed, check=checked)
+        return Communicator.over(
+            LocalTransport.create(1)[0],
+            timeout=allowed,
+            check=checked,
+            deterministic=deterministic,
+        )
     from pycomm.bootstrap.mpi import world_transport
 
     transport = world_transport(launch, allowed)
-    return Communicator.over(transport, timeout=allowed, check=checked)
+    return Communicator.over(transport, timeout=allowed, check=checked, deterministic=deterministic)
 
 
 def _choose(method: str, launch: Launch | None) -> tuple[str, str]:
@@ -100,6 +113,8 @@ def run_local(
     *args: Any,
     timeout: float | None = None,
     check: bool | None = None,
+    deterministic: bool = False,
+    hosts: Sequence[int] | None = None,
 ) -> list[Any]:
     """Run ``function(comm, *args)`` on `size` ranks that are threads of this process.
 
@@ -112,8 +127,11 @@ def run_local(
         Number of ranks.
     function : callable
         Gets its rank's `Communicator`, then `args`, which all ranks share.
-    timeout, check
+    timeout, check, deterministic
         As in `init`.
+    hosts : sequence of int, optional
+        For each rank, the number of the host it pretends to be on, to try what hierarchical
+        algorithms do. All on one by default.
 
     Returns
     -------
@@ -137,10 +155,12 @@ def run_local(
         raise ArgumentTypeError(f"size is an int, not {type(size).__name__}")
     if size < 1:
         raise ArgumentValueError(f"size must be at least 1, not {size}")
+    if hosts is not None and len(hosts) != size:
+        raise ArgumentValueError(f"hosts must name one host for each of {size} ranks")
     allowed, checked = as_timeout(timeout, DEFAULT), as_check(check)
     comms = [
-        Communicator.over(transport, timeout=allowed, check=checked)
-        for transport in LocalTransport.create(size)
+        Communicator.over(transport, timeout=allowed, check=checked, deterministic=deterministic)
+        for transport in LocalTransport.create(size, hosts)
     ]
     results: list[Any] = [None] * size
     failures: list[tuple[int, BaseException]] = []

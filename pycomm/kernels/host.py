@@ -37,9 +37,7 @@ _BOOL_UFUNCS: dict[ReduceOp, np.ufunc] = {
 }
 
 
-def reduce_arrays(
-    sources: Sequence[Array], out: Array, dtype: DType, op: Op, *, sent: bool = False
-) -> None:
+def reduce_arrays(sources: Sequence[Array], out: Array, dtype: DType, op: Op) -> None:
     """Combine `sources` element by element, in their order, into `out`.
 
     Parameters
@@ -53,9 +51,6 @@ def reduce_arrays(
     op : ReduceOp or PremulSum
         The operation; for ``avg`` the divisor is the number of sources. Inputs of a PremulSum have
         been multiplied already, see `premultiply`.
-    sent : bool
-        Whether `out` is sent on afterwards. It is then filled by copying: another process reads
-        such memory up to twice as fast as memory that arithmetic wrote.
 
     Notes
     -----
@@ -72,17 +67,15 @@ def reduce_arrays(
             wide = np.dtype(np.int64 if dtype.numpy.kind == "i" else np.uint64)
             _reduce_wide(sources, out, ufunc, average, wide, (np.copyto, _copy_narrow))
         else:
-            _reduce_direct(sources, out, ufunc, average, sent)
+            _reduce_direct(sources, out, ufunc, average)
 
 
 Cast = Callable[[Array, Array], None]
 
 
-def _reduce_direct(
-    sources: Sequence[Array], out: Array, ufunc: np.ufunc, average: int, sent: bool
-) -> None:
+def _reduce_direct(sources: Sequence[Array], out: Array, ufunc: np.ufunc, average: int) -> None:
     first, rest = sources[0], sources[1:]
-    if len(rest) == 1 and average == 1 and not sent:
+    if len(rest) == 1 and average == 1:
         ufunc(first, rest[0], out=out)
         return
     accumulator = np.empty(min(_BLOCK, out.size), out.dtype)
@@ -144,13 +137,23 @@ def _half_casts(dtype: DType) -> tuple[Cast, Cast]:
     return widen, narrow
 
 
-def divide(array: Array, divisor: int) -> None:
-    """Divide a sum in `array` by `divisor` in place: the second half of an average.
+def divide(array: Array, divisor: int, dtype: DType) -> None:
+    """Divide a sum of `dtype` in `array` by `divisor` in place: the second half of an average.
 
-    Integers round toward zero.
+    Integers round toward zero, halves once, to nearest even.
     """
     with np.errstate(all="ignore"):
-        _divide(array, divisor)
+        if dtype.kind is not Kind.HALF:
+            _divide(array, divisor)
+            return
+        widen, narrow = _half_casts(dtype)
+        quotient = np.empty(min(_BLOCK, array.size), np.float32)
+        for start in range(0, array.size, _BLOCK):
+            stop = min(start + _BLOCK, array.size)
+            part = quotient[: stop - start]
+            widen(part, array[start:stop])
+            np.divide(part, np.float32(divisor), out=part)
+            narrow(array[start:stop], part)
 
 
 def _divide(array: Array, divisor: int) -> None:

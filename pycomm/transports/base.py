@@ -93,12 +93,8 @@ class Transport(Protocol):
         """Return the library's own `collective` if it is right for such calls.
 
         `count` is the number of elements of the smaller side: the whole of all_reduce, reduce and
-        broadcast, a rank's part of the others. The answer is the same on all ranks, here and in
-        `prefers_native`.
+        broadcast, a rank's part of the others. The answer is the same on all ranks.
         """
-
-    def prefers_native(self, collective: str, nbytes: int) -> bool:
-        """Whether the library's own `collective` beats messages for `nbytes`, as `count` is."""
 
     def explain(self, error: BaseException) -> BaseException:
         """Return `error` in pycomm's terms, itself if it is no error of the library underneath."""

@@ -55,8 +55,10 @@ class _Mailbox:
 class _Group:
     """What the ranks of one communicator share."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, hosts: tuple[int, ...]) -> None:
+        size = len(hosts)
         self.size = size
+        self.hosts = hosts
         self.boxes = [_Mailbox() for _ in range(size)]
         self.lock = threading.Lock()
         # The first member to arrive makes the new group, the last to pick it up drops the entry;
@@ -67,7 +69,8 @@ class _Group:
     def split(self, members: tuple[int, ...], count: int) -> "_Group":
         key = (members, count)
         with self.lock:
-            group = self.splits.setdefault(key, _Group(len(members)))
+            hosts = tuple(self.hosts[member] for member in members)
+            group = self.splits.setdefault(key, _Group(hosts))
             self.picked_up[key] += 1
             if self.picked_up[key] == len(members):
                 del self.splits[key], self.picked_up[key]
@@ -130,12 +133,12 @@ class LocalTransport:
         self._gone = False
         self.rank = rank
         self.size = group.size
-        self.hosts = (0,) * group.size
+        self.hosts = group.hosts
 
     @classmethod
-    def create(cls, size: int) -> "list[LocalTransport]":
-        """Return the transports of `size` ranks."""
-        group = _Group(size)
+    def create(cls, size: int, hosts: Sequence[int] | None = None) -> "list[LocalTransport]":
+        """Return the transports of `size` ranks, as if they were on `hosts`; all on one if None."""
+        group = _Group((0,) * size if hosts is None else tuple(hosts))
         return [cls(group, rank) for rank in range(size)]
 
     def post(
@@ -205,10 +208,6 @@ class LocalTransport:
     ) -> Native | None:
         """Return None: there is no library underneath."""
         return None
-
-    def prefers_native(self, collective: str, nbytes: int) -> bool:  # noqa: ARG002
-        """Return False: there is no library underneath."""
-        return False
 
     def explain(self, error: BaseException) -> BaseException:
         """Return `error`: no library underneath has errors of its own."""

@@ -37,11 +37,6 @@ _OPS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: MPI.MAX,
 }
 
-# Where Open MPI's non-blocking all_reduce loses to messages: it does not pipeline, and copies in
-# place. Measured with Open MPI 5.0.11 on 2 cores, float32, 2 and 4 ranks.
-_NATIVE_PAIR = 512 << 10  # bytes, two ranks
-_NATIVE_SLICE = 512 << 10  # bytes a rank, more ranks
-
 # Whether a communicator of this process was given up with messages in flight.
 _unclean = False
 # Transports whose making was given up.
@@ -159,19 +154,21 @@ class MPITransport:
         tag: int,
     ) -> Pending:
         recvs, sends = pieces(recvs), pieces(sends)
-        count = len(recvs) + len(sends)
         statuses = None
         if recvs:
             # Read as soon as they are filled in, so that rounds may share them.
+            count = len(recvs) + len(sends)
             statuses = self._statuses.get(count)
             if statuses is None:
                 statuses = self._statuses[count] = [MPI.Status() for _ in range(count)]
         # Held here before anything is posted: whatever happens to the caller, the memory stays.
         started = Round(sends, recvs, statuses, self.rank, self._open)
+        requests, octet = started.requests, MPI.BYTE
+        receive, send = comm.Irecv, comm.Isend
         for peer, part in recvs:
-            started.requests.append(comm.Irecv([part, part.size, MPI.BYTE], peer, tag))
+            requests.append(receive([part, octet], peer, tag))
         for peer, part in sends:
-            started.requests.append(comm.Isend([part, part.size, MPI.BYTE], peer, tag))
+            requests.append(send([part, octet], peer, tag))
         return started
 
     def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
@@ -186,12 +183,6 @@ class MPITransport:
         if op is None:
             return self._natives[collective]
         return self._native_reduction(collective, dtype, op, count)
-
-    def prefers_native(self, collective: str, nbytes: int) -> bool:
-        """Whether MPI's own `collective` beats messages and pycomm's reduction."""
-        if collective != "all_reduce" or self.size == 1:
-            return True
-        return nbytes <= (_NATIVE_PAIR if self.size == 2 else _NATIVE_SLICE * self.size)
 
     def _native_reduction(self, collective: str, dtype: DType, op: Op, count: int) -> Native | None:
         if dtype.mpi is None or not isinstance(op, ReduceOp) or op not in _OPS:

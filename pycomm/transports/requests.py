@@ -101,7 +101,10 @@ class Round:
 
 def pieces(messages: Messages) -> Messages:
     """Cut messages that are longer than MPI's counts allow."""
-    if all(data.size <= MESSAGE_LIMIT for _, data in messages):
+    for _, data in messages:
+        if data.size > MESSAGE_LIMIT:
+            break
+    else:
         return messages
     return [
         (peer, data[start:stop])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.reference import Example, cases, check_case
+from support.reference import Example, cases, check_case, usable
 
 import pycomm
-from pycomm import Communicator, collectives
+from pycomm import Communicator, choice
 
 
 @settings(max_examples=250, deadline=None)
@@ -18,20 +18,31 @@ def test_against_numpy(data: st.DataObject) -> None:
     pycomm.run_local(size, check_case, case, timeout=20)
 
 
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_segments_and_hosts_against_numpy(data: st.DataObject) -> None:
+    """Short segments reach the pipeline with little data; ranks are spread over hosts."""
+    size = data.draw(st.integers(2, 7), label="size")
+    hosts = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size), label="hosts")
+    case = data.draw(cases(size), label="case")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "_SEGMENT", data.draw(st.sampled_from([16, 64, 256])))
+        pycomm.run_local(size, check_case, case, timeout=20, hosts=hosts)
+
+
 @pytest.mark.parametrize("size", range(1, 8))
-@pytest.mark.parametrize("op", ["sum", "avg", "max"])
-def test_long_reductions_in_segments(size: int, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small limit reaches the segmented paths with little data, also uneven last segments."""
-    for name in ("_SEGMENT", "_SMALLEST_SEGMENT"):
-        monkeypatch.setattr(collectives, name, 64)
-    for name in ("_AT_ONCE", "_AT_ONCE_PAIR"):
-        monkeypatch.setattr(collectives, name, 0)
-    for count in (1, 2, size, 33, 257):
-        for collective in ("all_reduce", "reduce", "reduce_scatter"):
-            for in_place in (False, True):
-                for dtype in ("float32", "bfloat16", "int8"):
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+def test_long_reductions_in_segments(
+    size: int, collective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every algorithm with uneven last segments, and less data than ranks."""
+    monkeypatch.setattr(choice, "_SEGMENT", 64)
+    for dtype, op in (("float32", "sum"), ("bfloat16", "avg"), ("int8", "avg"), ("int16", "max")):
+        for name in usable(collective, dtype, op):
+            for count in (1, 2, size, 33, 257):
+                for in_place in (False, True):
                     case = Example(
-                        collective, dtype, op, (count,), size - 1, in_place, True, "direct", count
+                        collective, dtype, op, (count,), size - 1, in_place, True, name, count
                     )
                     pycomm.run_local(size, check_case, case, timeout=20)
 

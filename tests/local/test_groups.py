@@ -154,7 +154,6 @@ def test_groups_are_aborted_and_left_with_their_parent() -> None:
 
 
 def test_choices_are_forgotten_when_they_hold_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_PREPARED_LIMIT", 10_000)
     monkeypatch.setattr(choice, "_LIMIT", 8)
 
     def run(comm: Communicator) -> int:
@@ -162,7 +161,7 @@ def test_choices_are_forgotten_when_they_hold_too_much(monkeypatch: pytest.Monke
         for turn in range(3):
             for count in range(1, 400, 37):
                 assert comm.all_reduce(np.full(count, turn))[-1] == 2 * turn
-                most = max(most, len(comm._engine._choices.known))
+                most = max(most, len(comm._engine.choices.known))
         return most
 
     assert all(0 < most <= 8 for most in pycomm.run_local(2, run, timeout=20))

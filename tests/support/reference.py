@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pycomm import Communicator, premul_sum
+from pycomm.algorithms import algorithm_of, names
 from pycomm.dtypes import DTYPES, DType, Kind, ReduceOp, check_op
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -37,6 +38,16 @@ def allowed(op: str, dtype: DType) -> bool:
     return True
 
 
+def usable(collective: str, dtype: str, op: str) -> list[str]:
+    """Return the names of the algorithms that can do a collective."""
+    averages_ints = op == "avg" and DTYPES[dtype].kind is Kind.INT
+    return [
+        name
+        for name in names(collective)
+        if not averages_ints or algorithm_of(collective, name).rounds_once
+    ]
+
+
 @st.composite
 def cases(draw: st.DrawFn, size: int) -> Example:
     """Draw a case for `size` ranks; parts have up to a few hundred elements."""
@@ -53,15 +64,16 @@ def cases(draw: st.DrawFn, size: int) -> Example:
             st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5)),
         )
     )
+    op = str(draw(st.sampled_from(ops)))
     return Example(
         collective,
         dtype,
-        str(draw(st.sampled_from(ops))),
+        op,
         shape,
         draw(st.integers(0, size - 1)),
         draw(st.booleans()),
         draw(st.booleans()),
-        draw(st.sampled_from(("auto", "direct"))),
+        draw(st.sampled_from(("auto", "auto", *usable(collective, dtype, op)))),
         draw(st.integers(0, 2**16)),
     )
 

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pycomm import collectives
-from pycomm.collectives import Exchange, composed, others, spans
+from pycomm import executor
+from pycomm.algorithms import COLLECTIVES, algorithm_of, names
+from pycomm.algorithms.direct import direct_all_reduce
+from pycomm.algorithms.schedule import PARTED, ROOTED, spans
 from pycomm.dtypes import DTYPES, ReduceOp
+from pycomm.executor import WINDOW, Execution
+from pycomm.program import Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import MESSAGE_LIMIT, message_spans
 
@@ -79,17 +83,6 @@ def covered(parts: list[Span], start: int, stop: int) -> bool:
     return start == stop
 
 
-@given(st.integers(0, 2**40), st.integers(1, 64))
-def test_spans_cover_once(count: int, parts: int) -> None:
-    cut = spans(count, parts)
-    assert len(cut) == parts
-    assert cut[0][0] == 0
-    assert cut[-1][1] == count
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(cut))
-    lengths = [stop - start for start, stop in cut]
-    assert max(lengths) - min(lengths) <= 1
-
-
 @given(st.integers(0, 2**36))
 def test_long_messages_go_in_pieces(nbytes: int) -> None:
     cut = message_spans(nbytes)
@@ -99,29 +92,64 @@ def test_long_messages_go_in_pieces(nbytes: int) -> None:
     assert max(stop - start for start, stop in cut) <= MESSAGE_LIMIT < 2**31
 
 
-@pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize("count", [2**31 + 3, 3 * 2**31 + 1])
-def test_all_reduce_of_more_than_two_gigaelements(
-    rank: int, count: int, monkeypatch: pytest.MonkeyPatch
+ALGORITHMS = [(c, name) for c in COLLECTIVES if c != "barrier" for name in names(c)]
+
+
+@pytest.mark.parametrize(("collective", "name"), ALGORITHMS)
+@pytest.mark.parametrize("part", [2**31 + 3, 3])
+@pytest.mark.parametrize("segment", [1 << 60, 1 << 31])
+def test_more_than_two_gigaelements(
+    collective: str, name: str, part: int, segment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Direct all_reduce: peers get their slices of x and the own slice of the result, once."""
-    size, base, itemsize = 4, 1 << 44, 8
+    """All messages have the right lengths and places, whatever the count; no memory is touched."""
+    size, itemsize, at_x, at_out = 4, 8, 1 << 44, 1 << 46
+    root = 1 if collective in ROOTED else -1
+    algorithm = algorithm_of(collective, name)
+    whole = collective not in PARTED
+    count = part if whole else part * size
+    monkeypatch.setattr(executor, "reduce_arrays", lambda *_, **__: None)
+    monkeypatch.setattr(ScratchPool, "take", lambda _, n: fake(n, "u1", 1 << 40))
+    monkeypatch.setattr(executor, "_copy", lambda *_: None)
+    roads = []
+    for rank in range(size):
+        schedule = algorithm.schedule(rank, size, root, ((0, 2), (1, 3)))
+        program = Program(schedule, count, itemsize, segment)
+        road = Recorder(rank, size)
+        running = Execution(program, road, ScratchPool(), DTYPES["float64"], ReduceOp.SUM)  # type: ignore[arg-type]
+        x, out = fake(count, "f8", at_x), fake(count, "f8", at_out)
+        for _ in running.steps(x, out, range(WINDOW)):
+            pass
+        roads.append(road)
+        assert sum(n for _, _, n in road.sent) == schedule.elements_sent(count) * itemsize
+        inside = (range(at_x, at_x + count * itemsize), range(at_out, at_out + count * itemsize))
+        for _, at, n in road.sent + road.received:
+            assert n > 0
+            assert at < 1 << 44 or any(at in r and at + n - 1 in r for r in inside)
+    for a, b in itertools.permutations(range(size), 2):
+        sent = [n for peer, _, n in roads[a].sent if peer == b]
+        received = [n for peer, _, n in roads[b].received if peer == a]
+        assert sent == received
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_direct_all_reduce_touches_each_byte_once(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers get their slices of x and the own slice of the result; the own slice is reduced."""
+    size, base, itemsize, count = 4, 1 << 44, 8, 2**31 + 3
     reduced: list[Span] = []
 
-    def note(sources: list[Array], out: Array, *_: object, sent: bool) -> None:
-        assert sent
+    def note(sources: list[Array], out: Array, *_: object) -> None:
         assert len(sources) == size
-        if out.size:
-            reduced.append((address(out), out.nbytes))
+        reduced.append((address(out), out.nbytes))
 
-    monkeypatch.setattr(collectives, "reduce_arrays", note)
-    monkeypatch.setattr(collectives, "_SEGMENT", 1 << 30)  # few rounds
-    monkeypatch.setattr(collectives, "_SMALLEST_SEGMENT", 1 << 30)
-    monkeypatch.setattr(Exchange, "scratch", lambda _, n, dtype: fake(n, dtype.str, 1 << 40))
+    monkeypatch.setattr(executor, "reduce_arrays", note)
+    monkeypatch.setattr(ScratchPool, "take", lambda _, n: fake(n, "u1", 1 << 40))
+    program = Program(direct_all_reduce(rank, size), count, itemsize, 1 << 30)
     road = Recorder(rank, size)
+    running = Execution(program, road, ScratchPool(), DTYPES["float64"], ReduceOp.SUM)  # type: ignore[arg-type]
     x = fake(count, "f8", base)
-    exchange = Exchange(road, 0, ScratchPool(), others(rank, size))  # type: ignore[arg-type]
-    for _ in composed("all_reduce", exchange, x, x, DTYPES["float64"], ReduceOp.SUM):
+    for _ in running.steps(x, x, range(WINDOW)):
         pass
     cut = [(base + start * itemsize, base + stop * itemsize) for start, stop in spans(count, size)]
     own = cut[rank]
@@ -134,40 +162,6 @@ def test_all_reduce_of_more_than_two_gigaelements(
         assert covered([s for s in sent if own[0] <= s[0] < own[1]], *own)
         result = [(at, n) for by, at, n in road.received if by == peer and at >= base]
         assert covered(result, *cut[peer])
-
-
-@pytest.mark.parametrize(
-    "collective", ["all_to_all", "all_gather", "gather", "scatter", "broadcast"]
-)
-def test_moves_of_more_than_two_gigaelements(
-    collective: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size, count, base, other = 4, 2**31 + 4, 1 << 44, 1 << 45
-    monkeypatch.setattr(collectives, "_fill", lambda *_: None)
-    monkeypatch.setattr(collectives, "_slot", _slot_without_assignment)
-    road = Recorder(0, size)
-    x, out = fake(count, "f4", base), fake(count, "f4", other)
-    whole_in = collective in ("all_to_all", "scatter")
-    part = count // size
-    if collective in ("gather", "all_gather"):
-        x = fake(part, "f4", base)
-    if collective == "scatter":
-        out = fake(part, "f4", other)
-    exchange = Exchange(road, 0, ScratchPool(), others(0, size))  # type: ignore[arg-type]
-    for _ in composed(collective, exchange, x, out, DTYPES["float32"], None, 0):
-        pass
-    if whole_in:
-        assert covered([(at, n) for _, at, n in road.sent], base + part * 4, base + count * 4)
-    if collective in ("all_to_all", "all_gather", "gather"):
-        received = [(at, n) for _, at, n in road.received]
-        assert covered(received, other + part * 4, other + count * 4)
-    if collective == "broadcast":
-        assert {(at, n) for _, at, n in road.sent} == {(base, count * 4)}
-
-
-def _slot_without_assignment(out: Array, size: int, rank: int) -> Array:
-    part = out.size // size
-    return out[rank * part : (rank + 1) * part].view(Unreal)
 
 
 def test_scratch_is_used_again_within_limits() -> None:

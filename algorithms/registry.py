@@ -1,0 +1,243 @@
+"""The algorithms by name, and the place where users add theirs."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycomm.algorithms import bruck, direct, hierarchical, recursive, ring, tree
+from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, Schedule
+from pycomm.algorithms.verify import verify
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, ScheduleError
+
+__all__ = ["RESERVED", "Algorithm", "algorithm_of", "names", "register", "unregister"]
+
+#: What ``algorithm=`` takes beside the names of algorithms.
+RESERVED = ("auto", "native")
+
+# Schedules of a user are proved right before they run, up to this many ranks.
+_VERIFIED_RANKS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One algorithm for one collective.
+
+    Attributes
+    ----------
+    collective, name : str
+        What it does, and what it is called in ``algorithm=``.
+    build : callable
+        ``build(rank, size)``, ``build(rank, size, root)`` for collectives with a root; one more
+        argument at the end, the groups, if `grouped`.
+    grouped : bool
+        Whether it takes the groups of ranks that share a host, see
+        `pycomm.algorithms.hierarchical`.
+    rounds_once : bool
+        Whether every reduction combines the contributions of all ranks at once.
+    trusted : bool
+        Whether its schedules need no proof before they run.
+    """
+
+    collective: str
+    name: str
+    build: Callable[..., Schedule]
+    grouped: bool = False
+    rounds_once: bool = False
+    trusted: bool = False
+    _proved: set[Any] = field(default_factory=set, compare=False, repr=False)
+
+    def schedule(
+        self, rank: int, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
+    ) -> Schedule:
+        """Return the schedule of one rank, proved right with those of all others.
+
+        Parameters
+        ----------
+        rank, size : int
+            Whose schedule, among how many ranks.
+        root : int
+            For collectives that have one.
+        groups : nested tuple of int, optional
+            The ranks host by host; all on one host if None.
+
+        Raises
+        ------
+        ScheduleError
+            If it is not right. Of other people's algorithms, those on up to 128 ranks are proved.
+        """
+        arguments: tuple[Any, ...] = (root,) if self.collective in ROOTED else ()
+        if self.grouped:
+            arguments += (tuple(range(size)) if groups is None else groups,)
+        if not self.trusted and size <= _VERIFIED_RANKS and (size, arguments) not in self._proved:
+            self._check([self._built(peer, size, arguments) for peer in range(size)], root)
+            self._proved.add((size, arguments))
+        return self._built(rank, size, arguments)
+
+    def schedules(
+        self, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
+    ) -> list[Schedule]:
+        """Return the schedules of all ranks; see `schedule`."""
+        # A thousand ranks are millions of steps, and none of them refers back: looking for cycles
+        # among them would take twice as long as making them.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return [self.schedule(rank, size, root, groups) for rank in range(size)]
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _built(self, rank: int, size: int, arguments: tuple[Any, ...]) -> Schedule:
+        built = self.build(rank, size, *arguments)
+        if not isinstance(built, Schedule):
+            raise ScheduleError(
+                f"algorithm {self.name!r} returns {type(built).__name__} instead of a Schedule"
+            )
+        return built
+
+    def _check(self, schedules: list[Schedule], root: int) -> None:
+        first = schedules[0]
+        if first.collective != self.collective or first.root != root:
+            raise ScheduleError(
+                f"algorithm {self.name!r} for {self.collective} returns a schedule of "
+                f"{first.collective} with root {first.root}"
+            )
+        try:
+            verify(schedules)
+        except ScheduleError as error:
+            raise ScheduleError(
+                f"algorithm {self.name!r} is wrong on {first.size} ranks: {error}"
+            ) from error
+
+
+_algorithms: dict[str, dict[str, Algorithm]] = {collective: {} for collective in COLLECTIVES}
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """Return the names of the algorithms for `collective`."""
+    return tuple(_algorithms[collective])
+
+
+def algorithm_of(collective: str, name: str) -> Algorithm:
+    """Return the algorithm called `name`.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is none for `collective`.
+    """
+    try:
+        return _algorithms[collective][name]
+    except KeyError:
+        known = ", ".join((*RESERVED, *_algorithms[collective]))
+        raise ArgumentValueError(
+            f"unknown algorithm {name!r} for {collective}; known: {known}"
+        ) from None
+
+
+def register(
+    collective: str,
+    name: str,
+    build: Callable[..., Schedule],
+    *,
+    grouped: bool = False,
+    rounds_once: bool = False,
+) -> Algorithm:
+    """Add an algorithm, on all ranks alike: ``algorithm=name`` then runs it.
+
+    It is proved right before it first runs on a number of ranks.
+
+    Parameters
+    ----------
+    collective : str
+        One of `pycomm.algorithms.COLLECTIVES`.
+    name : str
+        A new name.
+    build : callable
+        Returns the `Schedule` of one rank: ``build(rank, size)``, with ``root`` after them for
+        broadcast, gather, reduce and scatter. A pure function: equal arguments give equal
+        schedules.
+    grouped : bool
+        Whether `build` takes the ranks host by host, a tuple of tuples, as last argument.
+    rounds_once : bool
+        Whether every reduction combines the contributions of all ranks at once; needed for
+        averages of integers.
+
+    Returns
+    -------
+    Algorithm
+        What was added.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If there is no such collective, the name is taken or no name, or `build` not callable.
+    """
+    if not isinstance(name, str) or not callable(build):
+        raise ArgumentTypeError("an algorithm has a name, a str, and a callable that builds it")
+    if collective not in _algorithms:
+        raise ArgumentValueError(
+            f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}"
+        )
+    if not name.isidentifier():
+        raise ArgumentValueError(f"the name of an algorithm is a Python identifier, not {name!r}")
+    if name in RESERVED or name in _algorithms[collective]:
+        raise ArgumentValueError(f"there is an algorithm {name!r} for {collective} already")
+    algorithm = Algorithm(collective, name, build, grouped, rounds_once)
+    _algorithms[collective][name] = algorithm
+    return algorithm
+
+
+def unregister(collective: str, name: str) -> None:
+    """Remove an algorithm that `register` has added.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is no such algorithm, or it is one of pycomm's own.
+    """
+    if algorithm_of(collective, name).trusted:
+        raise ArgumentValueError(f"{name!r} for {collective} is pycomm's own")
+    del _algorithms[collective][name]
+
+
+def _own(
+    collective: str,
+    name: str,
+    build: Callable[..., Schedule],
+    *,
+    grouped: bool = False,
+    rounds_once: bool = False,
+) -> None:
+    own = Algorithm(collective, name, build, grouped, rounds_once, trusted=True)
+    _algorithms[collective][name] = own
+
+
+_own("all_reduce", "one_shot", direct.one_shot_all_reduce, rounds_once=True)
+_own("all_reduce", "direct", direct.direct_all_reduce, rounds_once=True)
+_own("all_reduce", "ring", ring.ring_all_reduce)
+_own("all_reduce", "recursive_doubling", recursive.recursive_doubling_all_reduce)
+_own("all_reduce", "halving_doubling", recursive.halving_doubling_all_reduce)
+_own("all_reduce", "binomial", tree.binomial_all_reduce)
+_own("all_reduce", "double_tree", tree.double_tree_all_reduce)
+_own("all_reduce", "hierarchical", hierarchical.hierarchical_all_reduce, grouped=True)
+_own("reduce_scatter", "direct", direct.direct_reduce_scatter, rounds_once=True)
+_own("reduce_scatter", "ring", ring.ring_reduce_scatter)
+_own("reduce_scatter", "hierarchical", hierarchical.hierarchical_reduce_scatter, grouped=True)
+_own("all_gather", "direct", direct.direct_all_gather)
+_own("all_gather", "ring", ring.ring_all_gather)
+_own("all_gather", "bruck", bruck.bruck_all_gather)
+_own("all_gather", "hierarchical", hierarchical.hierarchical_all_gather, grouped=True)
+_own("broadcast", "binomial", tree.binomial_broadcast)
+_own("broadcast", "double_tree", tree.double_tree_broadcast)
+_own("broadcast", "ring", ring.ring_broadcast)
+_own("broadcast", "hierarchical", hierarchical.hierarchical_broadcast, grouped=True)
+_own("reduce", "direct", direct.direct_reduce, rounds_once=True)
+_own("reduce", "binomial", tree.binomial_reduce)
+_own("reduce", "double_tree", tree.double_tree_reduce)
+_own("all_to_all", "direct", direct.direct_all_to_all)
+_own("all_to_all", "bruck", bruck.bruck_all_to_all)
+_own("gather", "direct", direct.direct_gather)
+_own("scatter", "direct", direct.direct_scatter)
+_own("barrier", "dissemination", bruck.dissemination_barrier)

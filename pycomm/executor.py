@@ -1,0 +1,145 @@
+"""Runs a program on a transport: one executor for every schedule on every road."""
+
+from collections import deque
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from pycomm.dtypes import DType, Op
+from pycomm.kernels.host import divide, reduce_arrays
+from pycomm.program import BoundRound, Copy, Piece, Program
+from pycomm.scratch import ScratchPool
+from pycomm.transports.base import Array, Pending, Transport
+
+__all__ = ["WINDOW", "Execution", "Steps"]
+
+Steps = Generator[Pending, None, None]
+
+#: Segments under way at a time, each with a tag of its own.
+WINDOW = 4
+
+# The four memories of a program, and the same as bytes.
+_Memories = tuple[tuple[Array, Array, Array, Array], tuple[Array, Array, Array, Array]]
+
+
+class Execution:
+    """A program, ready to run with arrays of one dtype and op."""
+
+    def __init__(
+        self,
+        program: Program,
+        transport: Transport,
+        pool: ScratchPool,
+        dtype: DType,
+        op: Op | None,
+        *,
+        average: bool = False,
+    ) -> None:
+        self.program = program
+        self._transport = transport
+        self._pool = pool
+        self._dtype = dtype
+        self._op = op
+        self._average = average
+        self._window = min(WINDOW, program.segments)
+        self._scratch = (program.work + program.stage) * dtype.itemsize
+        self._nothing = np.empty(0, dtype.numpy)
+
+    def steps(self, x: Array | None, out: Array | None, tags: Sequence[int]) -> Steps:
+        """Run, yielding what has to be waited for.
+
+        Parameters
+        ----------
+        x, out : numpy.ndarray or None
+            Input and output, one-dimensional, None where this rank has none. `out` may be `x`, or
+            the rank's own part of the other one.
+        tags : sequence of int
+            `WINDOW` tags that no other operation uses at the same time.
+        """
+        program, pool, scratch = self.program, self._pool, self._scratch
+        blocks = [pool.take(scratch) for _ in range(self._window)] if scratch else ()
+        if x is None:
+            x = self._nothing
+        if out is None:
+            out = self._nothing
+        for source, target in program.copies:
+            _fill(out[target.start : target.stop], x[source.start : source.stop])
+        if program.segments == 1:
+            memories = self._memories(x, out, blocks[0] if blocks else None)
+            yield from self._segment(program.rounds(0), memories, tags[0])
+        else:
+            slots = [
+                self._memories(x, out, blocks[slot] if blocks else None)
+                for slot in range(self._window)
+            ]
+            yield from self._pipeline(slots, tags)
+        for block in blocks:  # not after a failure: a message may still land in them
+            pool.give(block)
+        if self._average:
+            divide(out, self._transport.size, self._dtype)
+
+    def _memories(self, x: Array, out: Array, block: Array | None) -> _Memories:
+        if block is None:
+            work = stage = self._nothing
+        else:
+            typed = block[: self._scratch].view(self._dtype.numpy)
+            work, stage = typed[: self.program.work], typed[self.program.work :]
+        octets = np.uint8
+        return (
+            (x, out, work, stage),
+            (x.view(octets), out.view(octets), work.view(octets), stage.view(octets)),
+        )
+
+    def _pipeline(self, slots: Sequence[_Memories], tags: Sequence[int]) -> Steps:
+        """Run all segments, each in a slot, taking turns in a fixed order."""
+        program = self.program
+        running: deque[tuple[Steps, Pending]] = deque()
+        following = 0
+        while True:
+            while following < program.segments and len(running) < len(slots):
+                # Segments have equally many rounds and end in order: that slot is free again.
+                slot = following % len(slots)
+                segment = self._segment(program.rounds(following), slots[slot], tags[slot])
+                following += 1
+                pending = next(segment, None)
+                if pending is not None:
+                    running.append((segment, pending))
+            if not running:
+                return
+            segment, pending = running.popleft()
+            yield pending
+            upcoming = next(segment, None)
+            if upcoming is not None:
+                running.append((segment, upcoming))
+
+    def _segment(self, rounds: Sequence[BoundRound], memories: _Memories, tag: int) -> Steps:
+        typed, octets = memories
+        post = self._transport.post
+        for packs, sends, recvs, reductions, unpacks in rounds:
+            if packs:
+                _copy(packs, typed)
+            yield post(
+                [(peer, octets[memory][start:stop]) for peer, memory, start, stop in sends],
+                [(peer, octets[memory][start:stop]) for peer, memory, start, stop in recvs],
+                tag,
+            )
+            for sources, (memory, start, stop) in reductions:
+                self._reduce(sources, typed[memory][start:stop], typed)
+            if unpacks:
+                _copy(unpacks, typed)
+
+    def _reduce(self, sources: Sequence[Piece], target: Array, typed: Sequence[Array]) -> None:
+        assert self._op is not None
+        arrays = [typed[memory][start:stop] for memory, start, stop in sources]
+        reduce_arrays(arrays, target, self._dtype, self._op)
+
+
+def _copy(copies: Sequence[Copy], typed: Sequence[Array]) -> None:
+    for (source, first, last), (target, start, stop) in copies:
+        typed[target][start:stop] = typed[source][first:last]
+
+
+def _fill(target: Array, source: Array) -> None:
+    """Copy unless `source` is in place already; they never overlap in part."""
+    if not np.may_share_memory(target, source):
+        target[:] = source
