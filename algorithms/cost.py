@@ -4,9 +4,10 @@ A message of m bytes between ranks that are both ready takes ``latency + overhea
 (alpha and beta of the usual model, here one pair inside hosts and one across). It occupies the
 sender's way out and the receiver's way in for ``overhead + m / bandwidth``: inside a host each rank
 has its own, across hosts the ranks of a host share its NICs, the rank with local number i using NIC
-i modulo their number. Messages take their turn in the order in which they are ready. Reducing m
-bytes takes ``m / reduce_bandwidth`` (gamma) of the rank's time once the round's messages are there.
-Hockney, "The communication challenge for MPP", 1994.
+i modulo their number. A way carries messages one after the other as they get ready, without gaps:
+that one way waits for another is not modelled. Reducing m bytes takes ``m / reduce_bandwidth``
+(gamma) of the rank's time once the round's messages are there. Hockney, "The communication
+challenge for MPP", 1994.
 """
 
 from collections.abc import Sequence
@@ -150,9 +151,10 @@ class _Clock(Matcher):
         else:
             latency, beta, overhead = self._across
             way_out, way_in = self._nic[source], self._nic[target]
-        start = max(self._now, self._out[way_out], self._in[way_in])
-        left = start + overhead + nbytes * beta
-        self._out[way_out] = self._in[way_in] = left
+        busy = overhead + nbytes * beta
+        out = self._out[way_out] = max(self._now, self._out[way_out]) + busy
+        into = self._in[way_in] = max(self._now, self._in[way_in]) + busy
+        left = max(out, into)
         until = self._until
         until[sender] = max(until[sender], left)
         until[receiver] = max(until[receiver], left + latency)

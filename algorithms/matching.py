@@ -3,14 +3,31 @@
 The checker and both simulators are this with their own idea of what a message does.
 """
 
+import gc
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pycomm.algorithms.schedule import Chunks, Recv, Schedule, Send, Step
 from pycomm.errors import ScheduleError
 
-__all__ = ["Matcher"]
+__all__ = ["Matcher", "many_objects"]
+
+
+@contextmanager
+def many_objects() -> Iterator[None]:
+    """Do without the collector of cycles: schedules of many ranks are millions of acyclic objects.
+
+    Looking for cycles among them takes twice as long as making them.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class Matcher:
@@ -44,8 +61,9 @@ class Matcher:
         ScheduleError
             If somebody still waits then.
         """
-        while (actor := self.take()) is not None:
-            self._next_round(actor)
+        with many_objects():
+            while (actor := self.take()) is not None:
+                self._next_round(actor)
         self._check_ended()
 
     def take(self) -> int | None:

@@ -8,7 +8,8 @@ For a size that is no power of two, the first ranks are paired: the even one of 
 data over before, and gets the result after.
 
 Steps and bytes a rank, for D bytes on n ranks, m the largest power of two up to n: doubling log2(m)
-steps of D bytes; halving-doubling 2 log2(m) steps, 2(m-1)/m D bytes; both two steps more for n > m.
+steps of D bytes; halving-doubling 2 log2(m) steps, 2(m-1)/m D bytes; for n > m both two steps more
+and, on some ranks, D bytes more in one hop.
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 2005.
 """

@@ -1,11 +1,11 @@
 """The algorithms by name, and the place where users add theirs."""
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pycomm.algorithms import bruck, direct, hierarchical, recursive, ring, tree
+from pycomm.algorithms.matching import many_objects
 from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, Schedule
 from pycomm.algorithms.verify import verify
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, ScheduleError
@@ -15,6 +15,8 @@ __all__ = ["RESERVED", "Algorithm", "algorithm_of", "names", "register", "unregi
 #: What ``algorithm=`` takes beside the names of algorithms.
 RESERVED = ("auto", "native")
 
+# Bytes of a segment that ranks hand on: long enough to hide what a message costs.
+_RELAYED = 512 << 10
 # Schedules of a user are proved right before they run, up to this many ranks.
 _VERIFIED_RANKS = 128
 
@@ -35,6 +37,9 @@ class Algorithm:
         `pycomm.algorithms.hierarchical`.
     rounds_once : bool
         Whether every reduction combines the contributions of all ranks at once.
+    relays : bool
+        Whether data that a rank has received goes on to others as it is, so that it flows best in
+        many segments: chains and trees of long messages.
     trusted : bool
         Whether its schedules need no proof before they run.
     """
@@ -44,8 +49,13 @@ class Algorithm:
     build: Callable[..., Schedule]
     grouped: bool = False
     rounds_once: bool = False
+    relays: bool = False
     trusted: bool = False
     _proved: set[Any] = field(default_factory=set, compare=False, repr=False)
+
+    def segment_of(self, longest: int) -> int:
+        """Return how many bytes a segment should have at most where `longest` is the most."""
+        return min(longest, _RELAYED) if self.relays else longest
 
     def schedule(
         self, rank: int, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
@@ -78,15 +88,8 @@ class Algorithm:
         self, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
     ) -> list[Schedule]:
         """Return the schedules of all ranks; see `schedule`."""
-        # A thousand ranks are millions of steps, and none of them refers back: looking for cycles
-        # among them would take twice as long as making them.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with many_objects():
             return [self.schedule(rank, size, root, groups) for rank in range(size)]
-        finally:
-            if collecting:
-                gc.enable()
 
     def _built(self, rank: int, size: int, arguments: tuple[Any, ...]) -> Schedule:
         built = self.build(rank, size, *arguments)
@@ -143,6 +146,7 @@ def register(
     *,
     grouped: bool = False,
     rounds_once: bool = False,
+    relays: bool = False,
 ) -> Algorithm:
     """Add an algorithm, on all ranks alike: ``algorithm=name`` then runs it.
 
@@ -163,6 +167,8 @@ def register(
     rounds_once : bool
         Whether every reduction combines the contributions of all ranks at once; needed for
         averages of integers.
+    relays : bool
+        Whether data goes through ranks as it is, and so should go in many short segments.
 
     Returns
     -------
@@ -184,7 +190,7 @@ def register(
         raise ArgumentValueError(f"the name of an algorithm is a Python identifier, not {name!r}")
     if name in RESERVED or name in _algorithms[collective]:
         raise ArgumentValueError(f"there is an algorithm {name!r} for {collective} already")
-    algorithm = Algorithm(collective, name, build, grouped, rounds_once)
+    algorithm = Algorithm(collective, name, build, grouped, rounds_once, relays)
     _algorithms[collective][name] = algorithm
     return algorithm
 
@@ -209,8 +215,9 @@ def _own(
     *,
     grouped: bool = False,
     rounds_once: bool = False,
+    relays: bool = False,
 ) -> None:
-    own = Algorithm(collective, name, build, grouped, rounds_once, trusted=True)
+    own = Algorithm(collective, name, build, grouped, rounds_once, relays, trusted=True)
     _algorithms[collective][name] = own
 
 
@@ -219,8 +226,8 @@ _own("all_reduce", "direct", direct.direct_all_reduce, rounds_once=True)
 _own("all_reduce", "ring", ring.ring_all_reduce)
 _own("all_reduce", "recursive_doubling", recursive.recursive_doubling_all_reduce)
 _own("all_reduce", "halving_doubling", recursive.halving_doubling_all_reduce)
-_own("all_reduce", "binomial", tree.binomial_all_reduce)
-_own("all_reduce", "double_tree", tree.double_tree_all_reduce)
+_own("all_reduce", "binomial", tree.binomial_all_reduce, relays=True)
+_own("all_reduce", "double_tree", tree.double_tree_all_reduce, relays=True)
 _own("all_reduce", "hierarchical", hierarchical.hierarchical_all_reduce, grouped=True)
 _own("reduce_scatter", "direct", direct.direct_reduce_scatter, rounds_once=True)
 _own("reduce_scatter", "ring", ring.ring_reduce_scatter)
@@ -229,13 +236,13 @@ _own("all_gather", "direct", direct.direct_all_gather)
 _own("all_gather", "ring", ring.ring_all_gather)
 _own("all_gather", "bruck", bruck.bruck_all_gather)
 _own("all_gather", "hierarchical", hierarchical.hierarchical_all_gather, grouped=True)
-_own("broadcast", "binomial", tree.binomial_broadcast)
-_own("broadcast", "double_tree", tree.double_tree_broadcast)
-_own("broadcast", "ring", ring.ring_broadcast)
-_own("broadcast", "hierarchical", hierarchical.hierarchical_broadcast, grouped=True)
+_own("broadcast", "binomial", tree.binomial_broadcast, relays=True)
+_own("broadcast", "double_tree", tree.double_tree_broadcast, relays=True)
+_own("broadcast", "ring", ring.ring_broadcast, relays=True)
+_own("broadcast", "hierarchical", hierarchical.hierarchical_broadcast, grouped=True, relays=True)
 _own("reduce", "direct", direct.direct_reduce, rounds_once=True)
-_own("reduce", "binomial", tree.binomial_reduce)
-_own("reduce", "double_tree", tree.double_tree_reduce)
+_own("reduce", "binomial", tree.binomial_reduce, relays=True)
+_own("reduce", "double_tree", tree.double_tree_reduce, relays=True)
 _own("all_to_all", "direct", direct.direct_all_to_all)
 _own("all_to_all", "bruck", bruck.bruck_all_to_all)
 _own("gather", "direct", direct.direct_gather)

@@ -8,8 +8,9 @@ when all of it is complete. A *schedule* is the tuple of rounds of one rank.
 
 What the data is depends on the collective. In all_reduce, broadcast and reduce it is one array, and
 chunks are cut from all of it. In all_gather, gather, reduce_scatter and scatter it is one part for
-each rank, and each part is cut into equally many chunks. In all_to_all chunk t is the output from
-rank t, and chunk size + t the input for rank t. A barrier has no data: its messages are empty.
+each rank, and each part is cut into equally many chunks. All_to_all has two such arrays: the first
+chunks are the output, part t from rank t, and as many chunks after them the input, part t for rank
+t. A barrier has no data: its messages are empty.
 """
 
 import json
@@ -71,7 +72,7 @@ class Recv(NamedTuple):
     """Receive one message from `peer` into `chunks`, reducing it into them if `reduce`.
 
     Several receives of one round may reduce into the same chunk: they are combined in rank order,
-    with what the rank itself holds in its place, and rounded once.
+    with what the rank itself holds in its place; halves accumulate in float32 and round once.
     """
 
     peer: int
@@ -280,8 +281,10 @@ class Schedule:
             raise ScheduleError(f"not a schedule: {error}") from error
 
     def __str__(self) -> str:
-        root = "" if self.root < 0 else f" from root {self.root}"
-        head = f"{self.collective}{root}, rank {self.rank} of {self.size}, {self.chunks} chunks"
+        way = "to" if self.collective in ("gather", "reduce") else "from"
+        root = "" if self.root < 0 else f" {way} root {self.root}"
+        chunks = f"{self.chunks} chunk{'s' * (self.chunks > 1)}"
+        head = f"{self.collective}{root}, rank {self.rank} of {self.size}, {chunks}"
         lines = [
             f"  round {number:>3}: {', '.join(map(str, steps)) or 'nothing'}"
             for number, steps in enumerate(self.rounds)

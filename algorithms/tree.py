@@ -4,7 +4,7 @@ In a binomial broadcast whoever has the data sends it to a rank half as far away
 Reduce is the same backwards, all_reduce one after the other.
 
 Of a binary tree, half of the ranks are leaves, which send nothing. So there are two trees, each for
-half of the data, and a rank is a leaf in at most one of them: the second tree is the first one
+half of the data, and a rank is a leaf in at least one of them: the second tree is the first one
 mirrored, or shifted by one for an odd number of ranks. The root stands above both. Long data goes
 in many segments that follow each other.
 

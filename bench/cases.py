@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from pycomm import Communicator
+    from pycomm import Communicator, Plan
 
-__all__ = ["CASES", "Case", "Counts", "Placement", "bind", "bus_factor", "find_case", "place"]
+__all__ = [
+    "CASES",
+    "Case",
+    "Counts",
+    "Placement",
+    "bind",
+    "bus_factor",
+    "find_case",
+    "place",
+    "planned",
+]
 
 Array = NDArray[Any]
 
@@ -186,16 +196,37 @@ def bind(
 ) -> Callable[..., Any]:
     """Return the call of `case` on `placement` as a function without required arguments."""
     method = getattr(comm, case.name)
+    options = _options(case, op, root, algorithm)
+    if case.name == "send_recv":
+        options["dest"] = (comm.rank + 1) % comm.size
+        options["source"] = (comm.rank - 1) % comm.size
+    if not case.moves:
+        return partial(method, **options)
+    return partial(method, placement.x, placement.out, **options)
+
+
+def planned(
+    case: Case,
+    comm: "Communicator",
+    placement: Placement,
+    *,
+    op: Any = None,
+    root: int = 0,
+    algorithm: str | None = None,
+) -> "Plan":
+    """Return the plan of the same call; of all but send_recv."""
+    options = _options(case, op, root, algorithm)
+    if not case.moves:
+        return comm.plan(case.name, **options)
+    return comm.plan(case.name, placement.x, placement.out, **options)
+
+
+def _options(case: Case, op: Any, root: int, algorithm: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if case.reduces:
         options["op"] = op
     if case.rooted:
         options["root"] = root
-    if case.name == "send_recv":
-        options["dest"] = (comm.rank + 1) % comm.size
-        options["source"] = (comm.rank - 1) % comm.size
     if algorithm is not None:
         options["algorithm"] = algorithm
-    if not case.moves:
-        return partial(method, **options)
-    return partial(method, placement.x, placement.out, **options)
+    return options

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -105,6 +106,8 @@ def _row(row: Row) -> dict[str, Any]:
     report["algorithm"] = row.algorithm
     if row.timestamp:
         report["timestamp"] = row.timestamp
+    if row.wire is not None:
+        report["wire"] = asdict(row.wire)
     report["peers"] = [_peer(row, peer) for peer in row.peers]
     return report
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pycomm
-from pycomm.bench.cases import Case, Counts, Placement, bind, bus_factor, place
+from pycomm.bench.cases import Case, Counts, Placement, bind, bus_factor, place, planned
 from pycomm.bench.correctness import (
     Pattern,
     expected_result,
@@ -18,7 +18,7 @@ from pycomm.bench.correctness import (
 )
 from pycomm.bench.options import Options, type_name
 from pycomm.bench.peers import Peer
-from pycomm.bench.results import PeerResult, Row, Side, make_side
+from pycomm.bench.results import PeerResult, Row, Side, Wire, make_side
 from pycomm.bench.timing import (
     Clock,
     Contender,
@@ -118,6 +118,10 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
             wrong = _check(job, placement, call, dtype, op, root, counts)
             contender = _contender(options, comm, call)
             entries.append(_Entry(algorithm, False, in_place, contender, wrong))
+    wires = {}
+    if options.verify:
+        for algorithm in options.algorithms:
+            wires[algorithm] = _wire(comm, case, sides[False], argument, root, algorithm)
     # Reductions in place are repeated on their own results: with these they change nothing.
     for buffer in (send[: counts.send], recv[: counts.recv]):
         buffer.fill(1 if op == "prod" else 0)
@@ -154,6 +158,7 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
             in_place=measured.get((False, algorithm, True)),
             peers=peers,
             iterations=options.iters,
+            wire=wires.get(algorithm),
         )
         for algorithm in options.algorithms
     ]
@@ -186,6 +191,25 @@ def _check(
         if placement.result is not None and expected is not None:
             wrong += wrong_elements(placement.result, expected, op)
     return wrong
+
+
+def _wire(
+    comm: "Communicator",
+    case: Case,
+    placement: Placement,
+    op: Any,
+    root: int,
+    algorithm: str | None,
+) -> Wire:
+    """Count the bytes of one call over all ranks, and what their schedules say."""
+    plan = planned(case, comm, placement, op=op, root=root, algorithm=algorithm)
+    before = comm.bytes_sent
+    bind(case, comm, placement, op=op, root=root, algorithm=algorithm)()
+    sent = comm.bytes_sent - before
+    found = comm.all_gather_object((sent, plan.bytes_sent))
+    if plan.bytes_sent is None:
+        return Wire(plan.algorithm, None, None)
+    return Wire(plan.algorithm, sum(one[0] for one in found), sum(one[1] for one in found))
 
 
 def _contender(

@@ -64,6 +64,7 @@ class Options:
     timestamps: bool
     timeout: float | None
     algorithms: tuple[str | None, ...]
+    verify: bool
     peers: tuple[str, ...]
     style: str
     json: str | None
@@ -240,6 +241,11 @@ def _build() -> _Parser:
     )
     add("-T", "--timeout", type=_seconds, help="seconds a call may take (pycomm's default)")
     add("--algorithm", type=_names(), metavar="NAME[,NAME]", help="algorithms to compare")
+    add(
+        "--verify",
+        action="store_true",
+        help="count the bytes sent, and compare with the schedules",
+    )
     add("--compression", type=_compression, default="none", help="only 'none' in this version")
     add(
         "--compare",
@@ -321,6 +327,10 @@ def parse(argv: Sequence[str]) -> Options:
         parser.error("argument -i/--stepbytes: 0 never reaches the largest size")
     if case.name == "send_recv" and seen.algorithm:
         parser.error(f"argument --algorithm: {case.name} has one algorithm only")
+    if case.name == "send_recv" and seen.verify:
+        parser.error(f"argument --verify: {case.name} has no schedule")
+    if seen.style == "osu" and seen.verify:
+        parser.error("argument --verify: the osu columns have no place for it")
     if seen.plot and not case.moves:
         parser.error(f"argument --plot: {case.name} has no sizes to draw")
     if seen.agg_iters > 1 and seen.compare:
@@ -345,6 +355,7 @@ def parse(argv: Sequence[str]) -> Options:
         timestamps=bool(seen.report_timestamps),
         timeout=seen.timeout,
         algorithms=seen.algorithm or (None,),
+        verify=seen.verify,
         peers=seen.compare,
         style=seen.style,
         json=seen.json,

@@ -7,7 +7,7 @@ from pycomm.bench.results import Header, Row, Side, Summary
 
 __all__ = ["fixed", "nccl_footer", "nccl_header", "nccl_row", "osu_header", "osu_row", "preamble"]
 
-ALGORITHM_WIDTH = 12
+ALGORITHM_WIDTH = 18
 
 
 def fixed(value: float, width: int) -> str:
@@ -99,7 +99,7 @@ def nccl_header(options: Options, header: Header) -> list[str]:
     if options.timestamps:
         second += f"{'timestamp':>19s}"
         third += "%Y-%m-%d %H:%M:%S".rjust(19)
-    if header.peers or options.algorithms != (None,):
+    if header.peers or options.algorithms != (None,) or options.verify:
         first, second, third = (line[:edge].ljust(edge) for line in (first, second, third))
     for name, _ in header.peers:
         first += f"  {name:^32s}"
@@ -107,6 +107,10 @@ def nccl_header(options: Options, header: Header) -> list[str]:
         third += f"  {'(us)':>7s}  {'(x)':>6s}  {'(us)':>7s}  {'(x)':>6s}"
     if options.algorithms != (None,):
         second += f"  {'algorithm':>{ALGORITHM_WIDTH}s}"
+    if options.verify:
+        third = third.ljust(len(second))
+        second += f"  {'bytes sent':>14s}  {'scheduled':>14s}  {'ran':>{ALGORITHM_WIDTH}s}"
+        third += f"  {'(B)':>14s}  {'(B)':>14s}"
     return ["#", first, second, third]
 
 
@@ -122,6 +126,10 @@ def nccl_row(options: Options, row: Row) -> str:
         text += _line(["", *_peer(peer.in_place, row.peer_ratio(peer, "in_place"))])
     if row.algorithm is not None:
         text += f"  {row.algorithm:>{ALGORITHM_WIDTH}s}"
+    if row.wire is not None:
+        for count in (row.wire.sent, row.wire.scheduled):
+            text += f"  {'N/A' if count is None else count:>14}"
+        text += f"  {row.wire.ran:>{ALGORITHM_WIDTH}s}"
     return text
 
 
@@ -151,6 +159,9 @@ def nccl_footer(header: Header, summary: Summary) -> list[str]:
         f"# {'Out of bounds values':<20s} : {summary.wrong} {'FAILED' if summary.wrong else 'OK'}",
         f"# {'Avg bus bandwidth':<20s} : {summary.bandwidth:g} {verdict}",
     ]
+    if summary.wires_wrong is not None:
+        verdict = "FAILED" if summary.wires_wrong else "OK"
+        lines.append(f"# {'Bytes unlike schedule':<20s} : {summary.wires_wrong} {verdict}")
     for name, mean, number in summary.peer_ratios:
         label = f"{name} / pycomm"
         lines.append(f"# {label:<20s} : {mean:.3g}x (geometric mean of {number} times)")

@@ -13,6 +13,7 @@ __all__ = [
     "Row",
     "Side",
     "Summary",
+    "Wire",
     "geometric_mean",
     "make_side",
     "ratio",
@@ -56,6 +57,24 @@ class PeerResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Wire:
+    """What one call out of place has sent, and what it should have sent, over all ranks.
+
+    Attributes
+    ----------
+    ran : str
+        The algorithm that ran.
+    sent, scheduled : int or None
+        Bytes as counted on the way out, and as the schedules say; None for the library's own
+        collective, which does not tell.
+    """
+
+    ran: str
+    sent: int | None
+    scheduled: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table."""
 
@@ -70,6 +89,7 @@ class Row:
     peers: tuple[PeerResult, ...] = ()
     timestamp: str = ""
     iterations: int = 0
+    wire: Wire | None = None
 
     @property
     def sides(self) -> tuple[tuple[str, Side | None], ...]:
@@ -110,18 +130,20 @@ class Header:
 class Summary:
     """What is known after the last row.
 
-    `bandwidth_okay` is None if no least bandwidth was asked for (``NCCL_TESTS_MIN_BW``).
+    `bandwidth_okay` is None if no least bandwidth was asked for (``NCCL_TESTS_MIN_BW``),
+    `wires_wrong`, the rows whose bytes are not those of their schedules, if none were counted.
     """
 
     wrong: int
     bandwidth: float
     bandwidth_okay: bool | None
     peer_ratios: tuple[tuple[str, float, int], ...]
+    wires_wrong: int | None = None
 
     @property
     def okay(self) -> bool:
-        """Whether every element was right and the bandwidth enough."""
-        return self.wrong == 0 and self.bandwidth_okay is not False
+        """Whether every element was right, the bandwidth enough, and all bytes as scheduled."""
+        return self.wrong == 0 and self.bandwidth_okay is not False and not self.wires_wrong
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
@@ -176,7 +198,9 @@ def summarize(rows: Sequence[Row], peers: Sequence[str], least: float | None) ->
         mean = geometric_mean(found)
         if mean is not None:
             ratios.append((name, mean, len(found)))
+    wires = [row.wire for row in rows if row.wire is not None]
     return Summary(
+        wires_wrong=sum(wire.sent != wire.scheduled for wire in wires) if wires else None,
         wrong=sum(side.wrong or 0 for side in sides),
         bandwidth=bandwidth,
         bandwidth_okay=None if least is None else bandwidth >= 0.9 * least,

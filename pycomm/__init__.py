@@ -19,6 +19,7 @@ from pycomm.errors import (
     PeerError,
     ScheduleError,
 )
+from pycomm.plans import Plan
 from pycomm.start import init, run_local
 from pycomm.work import Work
 
@@ -32,6 +33,7 @@ __all__ = [
     "MPIError",
     "MismatchError",
     "PeerError",
+    "Plan",
     "ReduceOp",
     "ScheduleError",
     "Work",

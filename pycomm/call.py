@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pycomm.algorithms.schedule import PARTED
 from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Op
 
@@ -34,6 +35,10 @@ class Call:
     operation: str = ""
     asked: Op | None = None
     deterministic: bool | None = None
+
+    def data_count(self, size: int) -> int:
+        """Return the elements of the data, of all parts together where it has parts."""
+        return self.count * size if self.collective in PARTED else self.count
 
     def result(self) -> Any:
         """Do what remains, and return the caller's array."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pycomm.algorithms.cost import ASSUMED, Model
 from pycomm.algorithms.hierarchical import Groups
 from pycomm.algorithms.registry import RESERVED, Algorithm, algorithm_of, names
 from pycomm.algorithms.schedule import COLLECTIVES, PARTED, ROOTED
@@ -81,6 +82,8 @@ class Choices:
         What `choose` has returned, by its argument.
     table, source : Table, str
         What ``"auto"`` goes by, and where that comes from.
+    model, model_source : Model, str
+        What predictions go by, and where that comes from.
     segment : int
         Bytes that a segment of a chunk may have.
     """
@@ -92,15 +95,18 @@ class Choices:
         hosts = len(set(transport.hosts))
         self.table: Table = built_in(transport.size, hosts)
         self.source = "built-in table"
+        self.model = ASSUMED
+        self.model_source = "model that is assumed, not measured"
         self.segment = _SEGMENT
         self.known: dict[tuple[object, ...], Choice] = {}
         self._rounds = 0
         self._overrides = _overrides(os.environ.get(VARIABLE, ""))
 
-    def use(self, table: Table, source: str) -> None:
-        """Go by another table from now on; collectives it lacks keep the one they have."""
+    def use(self, table: Table, model: Model, source: str) -> None:
+        """Go by a table and a model that were measured; collectives it lacks keep their rules."""
         self.table = {**self.table, **table}
-        self.source = source
+        self.model = model
+        self.source = self.model_source = source
         self.known.clear()
 
     def choose(self, request: Request) -> Choice:
@@ -190,7 +196,10 @@ class Choices:
         root = request.root if request.collective in ROOTED else -1
         schedule = algorithm.schedule(transport.rank, transport.size, root, self.groups)
         program = Program(
-            schedule, request.data_count(transport.size), dtype.itemsize, self.segment
+            schedule,
+            request.data_count(transport.size),
+            dtype.itemsize,
+            algorithm.segment_of(self.segment),
         )
         average = op is _AVG and not algorithm.rounds_once
         if average:

@@ -1,4 +1,4 @@
-"""The command line: ``pycomm run``, ``pycomm bench``, ``pycomm info``."""
+"""The command line: ``pycomm run``, ``bench``, ``tune``, ``simulate``, ``info``."""
 
 import argparse
 import os
@@ -6,13 +6,26 @@ import sys
 from collections.abc import Sequence
 
 import pycomm
+from pycomm import forecast
 from pycomm.bootstrap.detect import detect
-from pycomm.errors import ArgumentValueError, LibraryNotFoundError
+from pycomm.errors import ArgumentValueError, LibraryNotFoundError, ScheduleError
 from pycomm.launch import launch, program_command, script_command, usable_cores
 
 __all__ = ["main", "split_bench"]
 
 RUN_USAGE = "pycomm run -n N [-v] [--timeout SECONDS] (SCRIPT | -m MODULE | -- PROGRAM) [ARGUMENTS]"
+TUNE_TEXT = """\
+usage: pycomm tune [--ranks N] [-v] [-o FILE] [-e BYTES] [--collectives NAMES]
+
+Starts N ranks (default: one for each core) that measure which algorithm is best for which size.
+Started by mpirun already, it measures with the ranks that are there. Rank 0 writes what was found
+to FILE, by default the one that PYCOMM_TUNING names or ~/.config/pycomm/tuning.json; programs
+started later go by it.
+
+  -o, --output FILE     where to write
+  -e, --maxbytes BYTES  the largest size to measure, 16 MiB by default
+  --collectives NAMES   what to measure, with commas between
+"""
 BENCH_TEXT = """\
 usage: pycomm bench [--ranks N] [-v] COLLECTIVE [flags]
 
@@ -28,14 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The benchmark has flags of its own, in any order: argparse would take some for its own.
         if words[:1] == ["bench"]:
             return _bench(words[1:])
+        if words[:1] == ["tune"]:
+            return _tune(words[1:])
         options = _parser().parse_args(words)
         if options.subcommand == "run":
             return _run(options)
+        if options.subcommand == "simulate":
+            print(forecast.run(options))
+            return 0
         return _info(options)
     except ArgumentValueError as error:
         print(f"pycomm: {error}", file=sys.stderr)
         return 2
-    except LibraryNotFoundError as error:
+    except (LibraryNotFoundError, ScheduleError) as error:
         print(f"pycomm: {error}", file=sys.stderr)
         return 1
 
@@ -98,6 +116,21 @@ def _bench(words: Sequence[str]) -> int:
     return launch([sys.executable, "-P", "-m", "pycomm.bench", *rest], ranks, verbose=verbose)
 
 
+def _tune(words: Sequence[str]) -> int:
+    ranks, verbose, rest = split_bench(words)
+    if "-h" in rest or "--help" in rest:
+        print(TUNE_TEXT, end="")
+        return 0
+    if detect(os.environ) is not None:
+        if ranks is not None:
+            raise ArgumentValueError("the ranks of this job are started already: leave out --ranks")
+        from pycomm.tune import main as tune_main
+
+        return tune_main(rest)
+    ranks = usable_cores() if ranks is None else ranks
+    return launch([sys.executable, "-P", "-m", "pycomm.tune", *rest], ranks, verbose=verbose)
+
+
 def _run(options: argparse.Namespace) -> int:
     words: list[str] = options.words
     if options.module:
@@ -144,6 +177,16 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     commands.add_parser("bench", help="measure a collective: pycomm bench --ranks 4 all_reduce")
+
+    commands.add_parser("tune", help="measure which algorithm is best: pycomm tune --ranks 4")
+
+    simulate = commands.add_parser(
+        "simulate",
+        help="say what algorithms would take on a machine that is described",
+        description="Prints what each algorithm would do and take, by the model of "
+        "pycomm.algorithms.cost; on one core, without any network.",
+    )
+    forecast.add_arguments(simulate)
 
     info = commands.add_parser("info", help="say what was found, where, and which version")
     info.add_argument("--json", action="store_true", help="print JSON")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pycomm.algorithms.hierarchical import hosts_of
 from pycomm.buffers import Buffer, as_buffer
 from pycomm.call import Call
 from pycomm.checking import differences, encode
@@ -22,6 +23,7 @@ from pycomm.errors import (
 from pycomm.executor import WINDOW, Steps
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Pending, Transport
+from pycomm.tuning import Tuning
 from pycomm.waiting import Waiter
 from pycomm.work import Tested, Work
 
@@ -67,23 +69,50 @@ class Engine:
         self._active: list[Work] = []
         self.choices = Choices(transport, ScratchPool())
         # Tags come in sets, one for each segment under way. The last set is that of what belongs
-        # to no numbered collective, sequence numbers use the others in turn.
+        # to no numbered collective. Sequence numbers use the first half in turn, plans the rest.
         self._tag_sets = transport.tag_limit // WINDOW - 1
+        self._numbered_sets = self._tag_sets // 2
+        self._plans = 0
+        #: What was measured on this machine, for groups that are split off.
+        self.tuning: Tuning | None = None
         self._meeting_tags = range(self._tag_sets * WINDOW, (self._tag_sets + 1) * WINDOW)
         #: The first tag of the last set.
         self.meeting_tag = self._meeting_tags[0]
 
+    def adopt(self, tuning: Tuning | None) -> None:
+        """Go by what was measured for this layout, if it was; the same on all ranks."""
+        self.tuning = tuning
+        layout = tuple(len(host) for host in hosts_of(self.choices.groups))
+        entry = None if tuning is None else tuning.entry(layout)
+        if entry is not None:
+            self.choices.use(entry.table, entry.model, str(tuning and tuning.source))
+
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
-        allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
+        return self.start(call, self.choose(call, algorithm), algorithm, timeout, async_op)
+
+    def choose(self, call: Call, algorithm: str) -> Choice:
+        """Return what runs `call`."""
         fixed = self.deterministic if call.deterministic is None else call.deterministic
         key = (call.collective, call.dtype, call.op, call.count, call.root, algorithm, fixed)
         try:
-            choice = self.choices.known.get(key)
-        except TypeError:  # not hashable
+            return self.choices.known.get(key) or self.choices.choose(Request(*key))
+        except TypeError as error:
+            if isinstance(error, ArgumentTypeError):
+                raise
             raise ArgumentTypeError(f"algorithm is a name, not {algorithm!r}") from None
-        if choice is None:
-            choice = self.choices.choose(Request(*key))
+
+    def start(
+        self,
+        call: Call,
+        choice: Choice,
+        algorithm: str,
+        timeout: float | None,
+        async_op: bool,
+        prepared: Callable[[], Steps] | None = None,
+    ) -> Any:
+        """Start `call` as `choice` says, by steps that were `prepared` for it if there are any."""
+        allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
         operation = call.operation or call.collective
         if self.state != "open" or self._owner is not None:
             self.enter(operation)
@@ -91,8 +120,7 @@ class Engine:
         try:
             sequence = self.sequence
             if self.check:
-                asked = f"{algorithm}, deterministic" if fixed else algorithm
-                self._compare(call, operation, asked, Deadline(allowed))
+                self._compare(call, operation, algorithm, Deadline(allowed))
             test = None
             try:
                 if call.prepare is not None:
@@ -100,14 +128,17 @@ class Engine:
                 self.sequence = sequence + 1
                 native = choice.native
                 if native is None:
-                    return self._run_steps(
-                        call, choice, operation, sequence, Deadline(allowed), async_op
-                    )
+                    steps = self._steps(call, choice, sequence) if prepared is None else prepared()
+                    deadline = Deadline(allowed)
+                    if async_op:
+                        return self._track(operation, sequence, None, steps, call.result, deadline)
+                    self._drive(steps, deadline, operation, sequence, keep=call)
+                    return call.result()
                 test = native(call.x, call.out, call.root, call.in_place)
                 if async_op or self._active:
                     deadline = Deadline(allowed)
-                    steps = iter((Tested(test),))
-                    work = self._track(operation, sequence, None, steps, call.result, deadline)
+                    once = iter((Tested(test),))
+                    work = self._track(operation, sequence, None, once, call.result, deadline)
                     return work if async_op else self._finish(work, deadline)
                 for _ in _QUICK_TESTS:
                     if test():
@@ -123,26 +154,23 @@ class Engine:
         finally:
             self._owner = None
 
-    def _run_steps(
-        self,
-        call: Call,
-        choice: Choice,
-        operation: str,
-        sequence: int,
-        deadline: Deadline,
-        async_op: bool,
-    ) -> Any:
+    def _steps(self, call: Call, choice: Choice, sequence: int) -> Steps:
         assert choice.execution is not None
-        first = sequence % self._tag_sets * WINDOW
-        steps = choice.execution.steps(
+        first = sequence % self._numbered_sets * WINDOW
+        return choice.execution.steps(
             None if call.x is None else call.x.flat,
             None if call.out is None else call.out.flat,
             range(first, first + WINDOW),
         )
-        if async_op:
-            return self._track(operation, sequence, None, steps, call.result, deadline)
-        self._drive(steps, deadline, operation, sequence, keep=call)
-        return call.result()
+
+    def plan_tag(self) -> int | None:
+        """Return a tag for the rounds of one plan and nothing else; None if there are no more.
+
+        Plans are made in the same order on all ranks, so these are equal.
+        """
+        self._plans += 1
+        tag = self._tag_sets * WINDOW - self._plans
+        return tag if tag >= self._numbered_sets * WINDOW else None
 
     def _drive(
         self,
@@ -227,6 +255,8 @@ class Engine:
     def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
         """Compare the call with the other ranks' before anything is sent."""
         op = call.asked or call.op
+        if self.deterministic if call.deterministic is None else call.deterministic:
+            algorithm += ", deterministic"
         own = encode(
             (operation, call.dtype.name, "" if op is None else str(op), algorithm),
             (self.sequence, call.count, call.root),

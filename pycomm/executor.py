@@ -1,13 +1,13 @@
 """Runs a program on a transport: one executor for every schedule on every road."""
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
 from pycomm.dtypes import DType, Op
 from pycomm.kernels.host import divide, reduce_arrays
-from pycomm.program import BoundRound, Copy, Piece, Program
+from pycomm.program import BoundRound, Copy, Message, Piece, Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
 
@@ -78,6 +78,55 @@ class Execution:
         if self._average:
             divide(out, self._transport.size, self._dtype)
 
+    def prepared(self, x: Array | None, out: Array | None, tag: int) -> Callable[[], Steps] | None:
+        """Return what does `steps` on the same arrays any number of times, one after the other.
+
+        Everything is bound once: messages to arrays, arrays to requests. It has scratch of its own
+        and needs one tag for itself. None where segments take turns.
+        """
+        program = self.program
+        if program.segments > 1:
+            return None
+        x = self._nothing if x is None else x
+        out = self._nothing if out is None else out
+        block = np.empty(self._scratch, np.uint8) if self._scratch else None
+        typed, octets = self._memories(x, out, block)
+
+        def messages(bound: Sequence[Message]) -> list[tuple[int, Array]]:
+            return [(peer, octets[memory][start:stop]) for peer, memory, start, stop in bound]
+
+        def arrays(copies: Sequence[Copy]) -> list[tuple[Array, Array]]:
+            return [(_at(typed, copy.target), _at(typed, copy.source)) for copy in copies]
+
+        rounds = [
+            (
+                arrays(packs),
+                self._transport.prepare(messages(sends), messages(recvs), tag),
+                [([_at(typed, s) for s in sources], _at(typed, to)) for sources, to in reductions],
+                arrays(unpacks),
+            )
+            for packs, sends, recvs, reductions, unpacks in program.rounds(0)
+        ]
+        copies = [pair for pair in arrays(program.copies) if not np.may_share_memory(*pair)]
+
+        def steps() -> Steps:
+            dtype, op = self._dtype, self._op
+            for target, source in copies:
+                target[:] = source
+            for packs, start, reductions, unpacks in rounds:
+                for target, source in packs:
+                    target[:] = source
+                yield start()
+                for sources, target in reductions:
+                    assert op is not None
+                    reduce_arrays(sources, target, dtype, op)
+                for target, source in unpacks:
+                    target[:] = source
+            if self._average:
+                divide(out, self._transport.size, dtype)
+
+        return steps
+
     def _memories(self, x: Array, out: Array, block: Array | None) -> _Memories:
         if block is None:
             work = stage = self._nothing
@@ -132,6 +181,10 @@ class Execution:
         assert self._op is not None
         arrays = [typed[memory][start:stop] for memory, start, stop in sources]
         reduce_arrays(arrays, target, self._dtype, self._op)
+
+
+def _at(typed: Sequence[Array], piece: Piece) -> Array:
+    return typed[piece.memory][piece.start : piece.stop]
 
 
 def _copy(copies: Sequence[Copy], typed: Sequence[Array]) -> None:

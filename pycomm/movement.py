@@ -90,9 +90,11 @@ class Movement(Member):
             target, in_place = new_like(source, source.array.shape), False
         else:
             target, in_place = same_shape(source, out)
+        prepare = None
         if in_place:
-            source = new_array(source, copy=True)
-        call = Call("all_to_all", source, target, target, source.dtype, part)
+            given, source = source, new_array(source)
+            prepare = partial(np.copyto, source.flat, given.flat)
+        call = Call("all_to_all", source, target, target, source.dtype, part, prepare=prepare)
         return self._engine.run(call, algorithm, timeout, async_op)
 
     def broadcast(

@@ -84,7 +84,8 @@ def init(
     from pycomm.bootstrap.mpi import world_transport
 
     transport = world_transport(launch, allowed)
-    return Communicator.over(transport, timeout=allowed, check=checked, deterministic=deterministic)
+    comm = Communicator.over(transport, timeout=allowed, check=checked, deterministic=deterministic)
+    return comm.tuned()
 
 
 def _choose(method: str, launch: Launch | None) -> tuple[str, str]:

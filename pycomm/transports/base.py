@@ -67,6 +67,10 @@ class Transport(Protocol):
     size: int
     #: For each rank, a number that is equal for the ranks of one host.
     hosts: tuple[int, ...]
+    #: Name and version of the library underneath.
+    library: str
+    #: Bytes that this rank has sent in rounds, to whomever.
+    bytes_sent: int
     #: Tags below this are free for messages.
     tag_limit: int
 
@@ -81,6 +85,17 @@ class Transport(Protocol):
         Each is (peer, bytes as a one-dimensional uint8 array). Messages between a pair of ranks
         with one tag arrive in the order in which they were posted. The arrays must stay alive and
         unchanged until the round is complete.
+        """
+
+    def prepare(
+        self,
+        sends: Sequence[tuple[int, Array]],
+        recvs: Sequence[tuple[int, Array]],
+        tag: int,
+    ) -> Callable[[], Pending]:
+        """Return what starts the same round, as `post` does, any number of times.
+
+        It holds the arrays. A round must be complete before it is started again.
         """
 
     def post_message(self, peer: int, data: Array, tag: int, *, receive: bool) -> Pending:

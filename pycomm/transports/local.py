@@ -7,8 +7,9 @@ does it, so that programs which rely on that behave the same on both roads.
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ class LocalTransport:
     """The road of one thread among `size` threads of this process."""
 
     tag_limit = 1 << 15
+    library = "threads"
 
     def __init__(self, group: _Group, rank: int) -> None:
         self._group = group
@@ -131,6 +133,7 @@ class LocalTransport:
         self._split_counts: dict[tuple[int, ...], int] = {}
         self._seen = 0
         self._gone = False
+        self.bytes_sent = 0
         self.rank = rank
         self.size = group.size
         self.hosts = group.hosts
@@ -146,7 +149,14 @@ class LocalTransport:
     ) -> Pending:
         """Start one round of messages."""
         receives = [self._receive(peer, "round", tag, into) for peer, into in recvs]
+        self.bytes_sent += sum(data.size for _, data in sends)
         return _Round(self, [self._send(p, "round", tag, data) for p, data in sends], receives)
+
+    def prepare(
+        self, sends: Sequence[tuple[int, Array]], recvs: Sequence[tuple[int, Array]], tag: int
+    ) -> Callable[[], Pending]:
+        """Return what starts the same round any number of times."""
+        return partial(self.post, sends, recvs, tag)
 
     def post_message(self, peer: int, data: Array, tag: int, *, receive: bool) -> Pending:
         """Start one message of the user's."""

@@ -18,7 +18,7 @@ from pycomm.dtypes import DType, Kind, Op, ReduceOp
 from pycomm.errors import MismatchError, MPIError
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Native, Pending
-from pycomm.transports.requests import NoteRequest, Round, Staged, Test, pieces
+from pycomm.transports.requests import NoteRequest, PreparedRound, Round, Staged, Test, pieces
 
 __all__ = ["MPI", "Creation", "MPITransport", "library", "shut_down"]
 
@@ -87,11 +87,13 @@ class MPITransport:
         self._messages = messages
         self._crowded = crowded
         self._pool = ScratchPool()
-        self._open: set[Round] = set()  # rounds that are not complete
+        self.bytes_sent = 0
+        self._open: set[object] = set()  # rounds that are not complete
         self._statuses: dict[int, list[MPI.Status]] = {}
         self.rank: int = rounds.Get_rank()
         self.size: int = rounds.Get_size()
         self.hosts = hosts
+        self.library = library().split(",")[0]
         self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
         # Each returns the Test of its request. The caller holds x and out until that is true.
         self._natives: dict[str, Callable[..., Test]] = {
@@ -139,7 +141,22 @@ class MPITransport:
         self, sends: Sequence[tuple[int, Array]], recvs: Sequence[tuple[int, Array]], tag: int
     ) -> Pending:
         """Start one round of messages."""
+        for _, data in sends:
+            self.bytes_sent += data.size
         return self._start(self._rounds, sends, recvs, tag)
+
+    def prepare(
+        self, sends: Sequence[tuple[int, Array]], recvs: Sequence[tuple[int, Array]], tag: int
+    ) -> Callable[[], Pending]:
+        """Return what starts the same round any number of times: persistent requests."""
+        prepared = PreparedRound(self._rounds, sends, recvs, tag, self.rank, self._open)
+        nbytes = sum(data.size for _, data in sends)
+
+        def start() -> Pending:
+            self.bytes_sent += nbytes
+            return prepared.start()
+
+        return start
 
     def post_message(self, peer: int, data: Array, tag: int, *, receive: bool) -> Pending:
         """Start one message of the user's."""

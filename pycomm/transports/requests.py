@@ -9,7 +9,7 @@ from pycomm.errors import MismatchError
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import MESSAGE_LIMIT, Array, message_spans
 
-__all__ = ["Messages", "NoteRequest", "Round", "Staged", "Test", "pieces"]
+__all__ = ["Messages", "NoteRequest", "PreparedRound", "Round", "Staged", "Test", "pieces"]
 
 Test = Callable[[], bool]
 Messages = Sequence[tuple[int, Array]]
@@ -64,7 +64,7 @@ class Round:
         recvs: Messages,
         statuses: list[MPI.Status] | None,
         rank: int,
-        open_rounds: "set[Round]",
+        open_rounds: set[object],
     ) -> None:
         self.requests: list[MPI.Request] = []  # of the receives, then of the sends
         self._sends = sends
@@ -80,23 +80,82 @@ class Round:
             if not MPI.Request.Testall(self.requests, self._statuses):
                 return False
         except MPI.Exception as error:
-            # "Error in status": which one it was, the status of each message tells.
-            codes = [status.Get_error() for status in self._statuses or ()]
-            known = [code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)]
-            if error.Get_error_class() == MPI.ERR_IN_STATUS and known:
-                raise MPI.Exception(known[0]) from error
-            raise
+            raise explain_status(error, self._statuses or ()) from error
         if self._statuses is not None:
-            for (source, part), status in zip(self._recvs, self._statuses, strict=False):
-                if status.Get_count(MPI.BYTE) != part.size:
-                    raise MismatchError(
-                        f"rank {self._rank} waits for {part.size} bytes from rank {source}, which "
-                        f"sends {status.Get_count(MPI.BYTE)}",
-                        rank=self._rank,
-                    )
+            check_lengths(self._recvs, self._statuses, self._rank)
             self._statuses = None
         self._open.discard(self)
         return True
+
+
+def check_lengths(recvs: Messages, statuses: Sequence[MPI.Status], rank: int) -> None:
+    """Raise `MismatchError` if a receive that is complete got fewer bytes than it has room for."""
+    for (source, part), status in zip(recvs, statuses, strict=False):
+        if status.Get_count(MPI.BYTE) != part.size:
+            raise MismatchError(
+                f"rank {rank} waits for {part.size} bytes from rank {source}, which sends "
+                f"{status.Get_count(MPI.BYTE)}",
+                rank=rank,
+            )
+
+
+def explain_status(error: MPI.Exception, statuses: Sequence[MPI.Status]) -> MPI.Exception:
+    """Return which error it was where MPI says no more than "in status"."""
+    codes = [status.Get_error() for status in statuses]
+    known = [code for code in codes if code not in (MPI.SUCCESS, MPI.ERR_PENDING)]
+    if error.Get_error_class() == MPI.ERR_IN_STATUS and known:
+        return MPI.Exception(known[0])
+    return error
+
+
+class PreparedRound:
+    """A round that is started again and again: MPI's persistent requests, and its own `Pending`."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        sends: Messages,
+        recvs: Messages,
+        tag: int,
+        rank: int,
+        open_rounds: set[object],
+    ) -> None:
+        self._sends, self._recvs = pieces(sends), pieces(recvs)
+        self._rank = rank
+        self._open = open_rounds
+        self._requests: list[MPI.Prequest] = []
+        for peer, part in self._recvs:
+            self._requests.append(comm.Recv_init([part, MPI.BYTE], peer, tag))
+        for peer, part in self._sends:
+            self._requests.append(comm.Send_init([part, MPI.BYTE], peer, tag))
+        self._statuses = [MPI.Status() for _ in self._requests]
+        self._complete = True
+
+    def start(self) -> "PreparedRound":
+        """Start the round, which is complete if it was started before."""
+        self._complete = False
+        self._open.add(self)
+        MPI.Prequest.Startall(self._requests)
+        return self
+
+    def test(self) -> bool:
+        """Return whether all messages are complete, then and until the next start."""
+        if self._complete:
+            return True
+        try:
+            if not MPI.Request.Testall(self._requests, self._statuses):
+                return False
+        except MPI.Exception as error:
+            raise explain_status(error, self._statuses) from error
+        check_lengths(self._recvs, self._statuses, self._rank)
+        self._complete = True
+        self._open.discard(self)
+        return True
+
+    def __del__(self) -> None:
+        if getattr(self, "_complete", False) and not MPI.Is_finalized():
+            for request in self._requests:
+                request.Free()
 
 
 def pieces(messages: Messages) -> Messages:

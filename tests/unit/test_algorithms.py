@@ -296,7 +296,7 @@ def test_rings_talk_to_neighbours_in_permutations(name: str, size: int) -> None:
         assert sorted(targets) == list(range(size))
 
 
-def test_a_rank_is_a_leaf_in_one_of_the_two_trees() -> None:
+def test_a_rank_hands_on_in_one_of_the_two_trees() -> None:
     for size in range(2, 70):
         for schedule in algorithm_of("broadcast", "double_tree").schedules(size, 0)[1:]:
             sent = {chunk for step in schedule.sends() for chunk in step.chunks}
@@ -460,6 +460,15 @@ def test_the_model_agrees_with_the_formulas() -> None:
     assert predict(doubling, 1000, plain(1e-6, 1e9)) == pytest.approx(3 * (1e-6 + 1e-6))
     one = algorithm_of("all_reduce", "ring").schedules(1)
     assert predict(one, 1000, plain(1e-6, 1e9)) == 0.0
+
+
+@pytest.mark.parametrize("size", [3, 4, 8, 32])
+def test_a_direct_exchange_fills_the_ways_as_a_ring_does(size: int) -> None:
+    nbytes = 840 * size
+    optimum = 2 * (size - 1) / size * nbytes / 1e9
+    for name in ("direct", "ring"):
+        schedules = algorithm_of("all_reduce", name).schedules(size)
+        assert predict(schedules, nbytes, plain(0.0, 1e9)) == pytest.approx(optimum)
 
 
 def test_ranks_of_a_host_share_its_nic() -> None:

@@ -164,6 +164,48 @@ def test_files_of_a_whole_run(tmp_path):
     assert names["png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_bytes_on_the_wire_are_those_of_the_schedule(tmp_path):
+    file = tmp_path / "run.json"
+    for collective, name, factor in (
+        ("all_reduce", "ring", 2 * 2),  # 2(n-1)/n D from each of n ranks
+        ("all_reduce", "one_shot", 3 * 2),
+        ("broadcast", "binomial", 2),
+        ("all_gather", "bruck", 2),
+    ):
+        codes, text = bench(
+            3, collective, "-b", "3K", "-e", "3K", "--verify", "--algorithm", name, "-J", str(file)
+        )
+        assert codes == [0, 0, 0]
+        (row,) = json.loads(file.read_text())["results"]
+        file.unlink()
+        expected = factor * row["size"]
+        assert row["wire"] == {"ran": name, "sent": expected, "scheduled": expected}
+        assert table(text)[0][-3:] == [str(expected), str(expected), name]
+        assert "# Bytes unlike schedule : 0 OK" in text
+
+
+def test_a_lost_message_shows_in_the_bytes():
+    class Counting(Faulty):
+        """A communicator that counts four bytes too many each time."""
+
+        extra = 0
+
+        def __getattr__(self, name):
+            return getattr(self._comm, name)
+
+        @property
+        def bytes_sent(self):
+            self.extra += 4
+            return self._comm.bytes_sent + self.extra
+
+    codes, text = bench(
+        2, "all_reduce", "-b", "4K", "-e", "4K", "--verify",
+        wrap=lambda comm: Counting(comm, "all_reduce", 0, None),
+    )  # fmt: skip
+    assert codes == [1, 1]
+    assert "# Bytes unlike schedule : 1 FAILED" in text
+
+
 def test_a_failure_keeps_what_was_measured(tmp_path):
     class Breaking(Faulty):
         def __getattr__(self, name):

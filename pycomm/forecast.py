@@ -1,0 +1,285 @@
+"""``pycomm simulate``: what algorithms would take on machines that are described, not there."""
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pycomm.algorithms.cost import Link, Model, predict
+from pycomm.algorithms.registry import Algorithm, algorithm_of, names
+from pycomm.algorithms.schedule import COLLECTIVES, ROOTED
+from pycomm.algorithms.verify import verify
+from pycomm.errors import ArgumentValueError, LibraryNotFoundError
+
+__all__ = [
+    "Forecast",
+    "add_arguments",
+    "forecast",
+    "parse_link",
+    "parse_size",
+    "plot",
+    "run",
+    "to_text",
+]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(bit|b|B)/s", re.ASCII)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", re.ASCII)
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+
+# Messages of all ranks and segments that a forecast works through, so that it ends within seconds.
+_MESSAGES = 3_000_000
+_SEGMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one algorithm would do: steps and bytes of the rank that has most, and the time.
+
+    Bandwidths are those of nccl-tests, in bytes a second.
+    """
+
+    algorithm: str
+    steps: int
+    bytes_sent: int
+    largest_hop: int
+    segments: int
+    seconds: float
+    algorithm_bandwidth: float
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as ``512K`` or ``1G``, in powers of 1024."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ArgumentValueError(f"{text!r} is not a size, such as 64K, 8M or 1G")
+    return int(float(match[1]) * _BINARY[match[2].upper()])
+
+
+def parse_rate(text: str) -> float:
+    """Return the bytes a second of a rate such as ``300GB/s`` or ``100Gbit/s``."""
+    match = _RATE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ArgumentValueError(f"{text!r} is not a rate, such as 300GB/s or 100Gbit/s")
+    return float(match[1]) * _DECIMAL[match[2].upper()] / (1 if match[3] == "B" else 8)
+
+
+def parse_link(text: str) -> Link:
+    """Return the link that ``300GB/s,2us`` describes: its rate and latency."""
+    rate, separator, latency = text.partition(",")
+    match = _TIME.fullmatch(latency.strip())
+    if not separator or match is None:
+        raise ArgumentValueError(f"{text!r} is not a link, such as 300GB/s,2us")
+    return Link(float(match[1]) * _UNITS[match[2]], parse_rate(rate))
+
+
+def forecast(
+    collective: str,
+    chosen: Sequence[str],
+    hosts: int,
+    per_host: int,
+    nbytes: int,
+    model: Model,
+    *,
+    segment: int = 4 << 20,
+    check: bool = False,
+) -> list[Forecast]:
+    """Return what algorithms would take, fastest first.
+
+    Parameters
+    ----------
+    collective : str
+        What to do.
+    chosen : sequence of str
+        By which algorithms.
+    hosts, per_host : int
+        How many hosts of how many ranks.
+    nbytes : int
+        Size of the data in bytes.
+    model : Model
+        What messages and reductions cost.
+    segment : int
+        Bytes that a segment of a chunk may have.
+    check : bool
+        Also prove the schedules right.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is no such algorithm.
+    ScheduleError
+        If a schedule is wrong.
+    """
+    size = hosts * per_host
+    groups: tuple[Any, ...] = tuple(
+        tuple(range(host * per_host, (host + 1) * per_host)) for host in range(hosts)
+    )
+    found = [
+        _one(algorithm, size, groups, nbytes, model, segment, check)
+        for algorithm in [algorithm_of(collective, name) for name in chosen]
+    ]
+    return sorted(found, key=lambda one: one.seconds)
+
+
+def _one(
+    algorithm: Algorithm,
+    size: int,
+    groups: tuple[Any, ...],
+    nbytes: int,
+    model: Model,
+    segment: int,
+    check: bool,
+) -> Forecast:
+    root = 0 if algorithm.collective in ROOTED else -1
+    schedules = algorithm.schedules(size, root, groups if len(groups) > 1 else groups[0])
+    if check:
+        verify(schedules)
+    messages = sum(len(steps) for one in schedules for steps in one.rounds)
+    most = max(1, min(_SEGMENTS, _MESSAGES // max(1, messages)))
+    segments = min(schedules[0].segments(nbytes, algorithm.segment_of(segment)), most)
+    seconds = predict(schedules, nbytes, model, groups, segments=segments)
+    return Forecast(
+        algorithm.name,
+        max(one.steps for one in schedules),
+        max(one.elements_sent(nbytes) for one in schedules),
+        max(one.largest_hop(nbytes) for one in schedules),
+        segments,
+        seconds,
+        nbytes / seconds if seconds else 0.0,
+    )
+
+
+def to_text(title: str, found: Sequence[Forecast]) -> str:
+    """Return a table."""
+    head = ("algorithm", "steps", "sent/rank", "largest hop", "segments", "time", "algbw")
+    rows = [
+        (
+            one.algorithm,
+            str(one.steps),
+            _bytes(one.bytes_sent),
+            _bytes(one.largest_hop),
+            str(one.segments),
+            _seconds(one.seconds),
+            f"{one.algorithm_bandwidth / 1e9:.2f} GB/s",
+        )
+        for one in found
+    ]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([title, line(head), *map(line, rows)])
+
+
+def _bytes(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.4g} {unit}"
+    return f"{seconds * 1e6:.4g} µs"
+
+
+def plot(path: Path, title: str, curves: dict[str, list[tuple[int, float]]]) -> None:
+    """Write a picture of time against size, one curve an algorithm.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        If matplotlib is not there.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise LibraryNotFoundError(
+            "--plot needs matplotlib: pip install 'pycomm-collectives[bench]'"
+        ) from None
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for name, points in sorted(curves.items()):
+        axes.plot(*zip(*points, strict=True), marker=".", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("bytes")
+    axes.set_ylabel("predicted seconds")
+    axes.set_title(title)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pycomm simulate``."""
+    parser.add_argument("collective", choices=COLLECTIVES)
+    parser.add_argument("--hosts", type=int, default=1, metavar="N")
+    parser.add_argument("--per-host", type=int, default=8, metavar="N", help="ranks a host")
+    parser.add_argument(
+        "--size", default="64M", help="bytes of data; K, M and G are powers of 1024"
+    )
+    parser.add_argument(
+        "--inside", default="10GB/s,1us", metavar="RATE,LATENCY", help="between ranks of a host"
+    )
+    parser.add_argument(
+        "--across", default="10Gbit/s,20us", metavar="RATE,LATENCY", help="between hosts"
+    )
+    parser.add_argument(
+        "--nics", type=int, default=0, metavar="N", help="NICs a host has; default: one a rank"
+    )
+    parser.add_argument("--reduce", default="1TB/s", metavar="RATE", help="how fast a rank reduces")
+    parser.add_argument(
+        "--algorithm", default="all", metavar="NAMES", help="all, or names with commas"
+    )
+    parser.add_argument("--verify", action="store_true", help="prove the schedules right, too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="time against size, 1 KiB to --size"
+    )
+
+
+def run(options: argparse.Namespace) -> str:
+    """Return what ``pycomm simulate`` prints."""
+    hosts, per_host = options.hosts, options.per_host
+    if hosts < 1 or per_host < 1 or options.nics < 0:
+        raise ArgumentValueError("--hosts and --per-host are at least 1, --nics at least 0")
+    model = Model(
+        parse_link(options.inside), parse_link(options.across), parse_rate(options.reduce),
+        options.nics,
+    )  # fmt: skip
+    known = names(options.collective)
+    chosen = known if options.algorithm == "all" else tuple(options.algorithm.split(","))
+    nbytes = parse_size(options.size)
+
+    def at(size: int, *, check: bool = False) -> list[Forecast]:
+        return forecast(options.collective, chosen, hosts, per_host, size, model, check=check)
+
+    found = at(nbytes, check=options.verify)
+    title = f"{options.collective} of {_bytes(nbytes)} on {hosts} x {per_host} ranks"
+    if options.plot is not None:
+        curves: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen}
+        size = 1 << 10
+        while size <= max(nbytes, 1 << 10):
+            for one in at(size):
+                curves[one.algorithm].append((size, one.seconds))
+            size *= 4
+        plot(options.plot, title, curves)
+    if options.json:
+        return json.dumps([asdict(one) for one in found], indent=1)
+    proof = "; schedules proved right" if options.verify else ""
+    return to_text(title + proof, found)

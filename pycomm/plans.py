@@ -1,0 +1,192 @@
+"""Plans: a collective on given arrays, with everything decided once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pycomm.algorithms.cost import predict
+from pycomm.algorithms.hierarchical import hosts_of
+from pycomm.algorithms.registry import algorithm_of
+from pycomm.algorithms.schedule import ROOTED, Schedule
+from pycomm.call import Call
+from pycomm.choice import Choice, groups_of
+from pycomm.engine import Engine
+from pycomm.errors import CommError
+from pycomm.executor import WINDOW, Steps
+
+__all__ = ["Plan"]
+
+_Prepared = Callable[[], Steps] | None
+
+# Predictions take the schedules of all ranks; above this number they would take seconds.
+_PREDICTED_RANKS = 256
+_PREDICTED_SEGMENTS = 64
+
+
+class Plan:
+    """A collective on given arrays, made by `Communicator.plan`; calling it runs it.
+
+    Algorithm, schedule, memory and requests are decided and made once, at its making. ``print``
+    shows them: algorithm and why, steps, bytes, predicted time. It holds the arrays.
+    """
+
+    def __init__(self, engine: Engine, call: Call, algorithm: str, timeout: float | None) -> None:
+        self._engine = engine
+        self._call = call
+        self._asked = algorithm
+        self._timeout = timeout
+        self._choice: Choice = engine.choose(call, algorithm)
+        self._work: Any = None
+        self._prepared: _Prepared = None
+        # Also where it is not used, so that all ranks count alike.
+        tag = engine.plan_tag()
+        if self._choice.execution is not None and tag is not None:
+            self._prepared = self._choice.execution.prepared(
+                None if call.x is None else call.x.flat,
+                None if call.out is None else call.out.flat,
+                tag,
+            )
+
+    def __call__(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Run the collective on the plan's arrays; collective over all ranks.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds until `CommTimeoutError`; by default as the plan was made.
+        async_op : bool
+            Return a `Work` at once. The plan cannot run again before that is done.
+
+        Returns
+        -------
+        array, None or Work
+            What the communicator's method returns: the same output array each time.
+
+        Raises
+        ------
+        CommError
+            If the plan is running already, and what the communicator's method raises.
+        """
+        if self._work is not None:
+            if not self._work.done():
+                raise CommError(
+                    f"this plan of {self._call.collective} is running: wait for its work first",
+                    operation=self._call.collective,
+                    rank=self._engine.transport.rank,
+                )
+            self._work = None
+        result = self._engine.start(
+            self._call,
+            self._choice,
+            self._asked,
+            self._timeout if timeout is None else timeout,
+            async_op,
+            self._prepared,
+        )
+        if async_op:
+            self._work = result
+        return result
+
+    @property
+    def collective(self) -> str:
+        """The collective."""
+        return self._call.collective
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that runs."""
+        return self._choice.algorithm
+
+    @property
+    def why(self) -> str:
+        """Why it is that one."""
+        return self._choice.why
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of this rank; None where the library underneath does it."""
+        execution = self._choice.execution
+        return None if execution is None else execution.program.schedule
+
+    @property
+    def segments(self) -> int:
+        """Into how many segments each chunk is cut."""
+        execution = self._choice.execution
+        return 1 if execution is None else execution.program.segments
+
+    @property
+    def steps(self) -> int | None:
+        """Rounds of this rank that communicate; None where the library underneath does it."""
+        return None if self.schedule is None else self.schedule.steps
+
+    @property
+    def bytes_sent(self) -> int | None:
+        """Bytes that this rank sends; None where the library underneath does it."""
+        if self.schedule is None:
+            return None
+        return self.schedule.elements_sent(self._count) * self._call.dtype.itemsize
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """What the cost model says it takes, see `pycomm.algorithms.predict`.
+
+        None where the library underneath does it, and above 256 ranks.
+        """
+        schedule, transport = self.schedule, self._engine.transport
+        if schedule is None or transport.size > _PREDICTED_RANKS:
+            return None
+        root = self._call.root if schedule.collective in ROOTED else -1
+        groups = groups_of(transport)
+        schedules = algorithm_of(schedule.collective, self.algorithm).schedules(
+            transport.size, root, groups
+        )
+        nbytes = self._count * self._call.dtype.itemsize
+        segments = min(self.segments, _PREDICTED_SEGMENTS)
+        model = self._engine.choices.model
+        return predict(schedules, nbytes, model, groups, segments=segments, window=WINDOW)
+
+    @property
+    def _count(self) -> int:
+        call, size = self._call, self._engine.transport.size
+        return call.data_count(size)
+
+    def __str__(self) -> str:
+        call, transport = self._call, self._engine.transport
+        hosts = len(hosts_of(groups_of(transport)))
+        op = "" if call.op is None else f", {call.asked or call.op}"
+        nbytes = self._count * call.dtype.itemsize
+        lines = [
+            f"{call.collective} of {self._count:,} {call.dtype.name} ({_bytes(nbytes)}){op}, rank "
+            f"{transport.rank} of {transport.size} on {hosts} host{'s' * (hosts > 1)}",
+            f"  algorithm  {self.algorithm}: {self.why}",
+        ]
+        if self.schedule is None:
+            lines.append("  steps      those of the library underneath")
+            return "\n".join(lines)
+        sent = self.bytes_sent or 0
+        hop = self.schedule.largest_hop(self._count) * call.dtype.itemsize
+        cut = f", each in {self.segments} segments" if self.segments > 1 else ""
+        lines.append(f"  steps      {self.steps}{cut}")
+        lines.append(f"  sends      {_bytes(sent)} from this rank, at most {_bytes(hop)} a hop")
+        seconds = self.predicted_seconds
+        if seconds is not None:
+            source = self._engine.choices.model_source
+            lines.append(f"  predicted  {_seconds(seconds)} by the {source}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<pycomm.Plan {self.collective} by {self.algorithm}>"
+
+
+def _bytes(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

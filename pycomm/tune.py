@@ -1,0 +1,258 @@
+"""``pycomm tune``: measures which algorithm is best where on the machine at hand.
+
+All ranks measure, rank 0 decides and writes the file.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pycomm
+from pycomm.algorithms.cost import Link, Model
+from pycomm.algorithms.hierarchical import hosts_of
+from pycomm.algorithms.registry import algorithm_of, names
+from pycomm.algorithms.schedule import PARTED
+from pycomm.algorithms.select import EVERYTHING, Rule
+from pycomm.communicator import Communicator
+from pycomm.dtypes import DTYPES, ReduceOp
+from pycomm.errors import ArgumentValueError, CommError
+from pycomm.kernels.host import reduce_arrays
+from pycomm.tuning import VARIABLE, Entry, default_path, machine, write
+
+__all__ = ["COLLECTIVES", "decide", "main", "measure"]
+
+#: What is measured. Gather and scatter have one algorithm beside the library's own, and go by it.
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+
+_BLOCKS = 7  # the median of so many blocks counts
+_BLOCK_SECONDS = 0.004
+_MOST_CALLS = 200  # a block
+# What takes so many times as long as the best, and so many seconds, is not measured for larger
+# sizes: it would take most of the time.
+_HOPELESS, _SLOW = 4.0, 0.002
+_CLEARLY = 0.97  # what is that much faster takes over from the algorithm of smaller sizes
+_LONG = 4 << 20  # bytes of the messages that tell the bandwidth
+
+Call = Callable[[], Any]
+
+
+def _timed(comm: Communicator, calls: Sequence[Call]) -> list[float]:
+    """Return the seconds each call takes on the slowest rank: medians of blocks, taken in turn."""
+    first = np.empty(len(calls))
+    for index, call in enumerate(calls):
+        call()
+        comm.barrier()
+        start = time.perf_counter()
+        call()
+        first[index] = time.perf_counter() - start
+    comm.all_reduce(first, op="max")
+    counts = [int(np.clip(_BLOCK_SECONDS / seconds, 1, _MOST_CALLS)) for seconds in first]
+    blocks = np.empty((len(calls), _BLOCKS))
+    for block in range(_BLOCKS):
+        for index, call in enumerate(calls):
+            comm.barrier()
+            start = time.perf_counter()
+            for _ in range(counts[index]):
+                call()
+            blocks[index, block] = (time.perf_counter() - start) / counts[index]
+    comm.all_reduce(blocks, op="max")
+    return [float(seconds) for seconds in np.median(blocks, axis=1)]
+
+
+def _candidates(comm: Communicator, collective: str) -> list[str]:
+    several = comm.local_size < comm.size
+    own = [
+        name for name in names(collective) if several or not algorithm_of(collective, name).grouped
+    ]
+    return ["native", *own]
+
+
+def _call(comm: Communicator, collective: str, nbytes: int, name: str) -> Call | None:
+    """Return one call on `nbytes` of float32, None if it cannot be."""
+    count = max(1, nbytes // 4)
+    if collective in PARTED:
+        count = max(1, count // comm.size)
+    many = comm.size if collective in ("reduce_scatter", "all_to_all") else 1
+    x = np.zeros(count * many, np.float32)
+    out = None
+    if collective in ("all_gather", "all_to_all"):
+        out = np.empty(count * comm.size, np.float32)
+    elif collective == "reduce_scatter":
+        out = np.empty(count, np.float32)
+    try:
+        plan = comm.plan(collective, x, out, algorithm=name)
+    except ArgumentValueError:
+        return None
+    del plan
+    method = getattr(comm, collective)
+    return lambda: method(x, out, algorithm=name)
+
+
+def measure(
+    comm: Communicator,
+    sizes: Sequence[int],
+    collectives: Sequence[str] = COLLECTIVES,
+    say: Callable[[str], None] = lambda _: None,
+) -> Entry | None:
+    """Measure on all ranks.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    sizes : sequence of int
+        Bytes of data, ascending.
+    collectives : sequence of str
+        What to measure.
+    say : callable
+        Gets a line of text for each size on rank 0.
+
+    Returns
+    -------
+    Entry or None
+        What rank 0 has decided, on rank 0.
+    """
+    table = {}
+    for collective in collectives:
+        times: list[dict[str, float]] = []
+        left = _candidates(comm, collective)
+        for nbytes in sizes:
+            calls = {name: _call(comm, collective, nbytes, name) for name in left}
+            able = {name: call for name, call in calls.items() if call is not None}
+            found = dict(zip(able, _timed(comm, list(able.values())), strict=True))
+            times.append(found)
+            best = min(found.values())
+            left = [name for name in left if found.get(name, 0.0) <= max(_HOPELESS * best, _SLOW)]
+            ranked = sorted(found, key=lambda name: found[name])
+            listed = "  ".join(f"{name} {found[name] * 1e6:.1f}" for name in ranked)
+            say(f"{collective:>14} {nbytes:>10} bytes, µs:  {listed}")
+        table[collective] = decide(sizes, times)
+    model = _fit(comm)
+    layout = tuple(len(host) for host in hosts_of(comm._engine.choices.groups))
+    return Entry(layout, table, model) if comm.rank == 0 else None
+
+
+def decide(sizes: Sequence[int], times: Sequence[dict[str, float]]) -> tuple[Rule, ...]:
+    """Return rules from the seconds that algorithms took at each size.
+
+    An algorithm stays the best until another is clearly faster: measurements have noise. The limit
+    between two sizes is their geometric mean.
+    """
+    rules: list[Rule] = []
+    for index, found in enumerate(times):
+        ranked = sorted(found, key=lambda name: found[name])
+        before = rules[-1].names[0] if rules else ranked[0]
+        if before in found and found[ranked[0]] > _CLEARLY * found[before]:
+            ranked.remove(before)
+            ranked.insert(0, before)
+        last = index + 1 == len(sizes)
+        limit = EVERYTHING if last else isqrt(sizes[index] * sizes[index + 1])
+        if rules and rules[-1].names[0] == ranked[0]:
+            rules[-1] = Rule(limit, tuple(ranked))
+        else:
+            rules.append(Rule(limit, tuple(ranked)))
+    return tuple(rules)
+
+
+def _fit(comm: Communicator) -> Model:
+    """Return a cost model from rings and direct exchanges, all ranks talking at once."""
+    own = _link(comm.host) if comm.local_size > 1 else None
+    # Hosts may have different numbers of ranks: all take part in what follows.
+    inside = next((link for link in comm.all_gather_object(own) if link is not None), None)
+    across, nics = None, 0
+    if comm.local_size < comm.size:
+        leaders = comm.split(0 if comm.local_rank == 0 else None)
+        alone = None if leaders is None else _link(leaders)
+        comm.barrier()
+        rails = comm.split(comm.local_rank)
+        assert rails is not None
+        together = _link(rails) if rails.size > 1 else None
+        across = comm.broadcast_object(alone)
+        slower = comm.broadcast_object(together)
+        nics = max(1, round(comm.local_size * slower.bandwidth / across.bandwidth))
+    x = np.ones(_LONG // 4, np.float32)
+    total = np.empty_like(x)
+
+    def reduce() -> None:
+        reduce_arrays([x, x], total, DTYPES["float32"], ReduceOp.SUM)
+
+    (seconds,) = _timed(comm, [reduce])
+    inside = inside or across
+    if inside is None:
+        inside = Link(1e-6, 1e10)  # one rank alone: there is nothing to send
+    return Model(inside, across or inside, _LONG / seconds, nics)
+
+
+def _link(group: Communicator) -> Link:
+    """Return latency, bandwidth and overhead between the ranks of a group."""
+    size = group.size
+    little, much = np.zeros(2, np.uint8), np.zeros(_LONG, np.uint8)
+    outs = [np.empty(part.size * size, np.uint8) for part in (little, much)]
+    step, shot, long = _timed(
+        group,
+        [
+            lambda: group.all_gather(little, outs[0], algorithm="ring"),
+            lambda: group.all_gather(little, outs[0], algorithm="direct"),
+            lambda: group.all_gather(much, outs[1], algorithm="ring"),
+        ],
+    )
+    step, long = step / (size - 1), long / (size - 1)
+    # A ring has one message after the other, a direct exchange all of them at once.
+    overhead = step / 2 if size == 2 else min(max((shot - step) / (size - 2), 0.0), 0.9 * step)
+    return Link(step - overhead, _LONG / max(long - step, 1e-9), overhead)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure on the ranks that are there, and write the file on rank 0.
+
+    Returns
+    -------
+    int
+        0, or 1 if the communication failed or the file cannot be written.
+    """
+    parser = argparse.ArgumentParser(prog="pycomm tune", description=__doc__)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
+    parser.add_argument("-e", "--maxbytes", type=int, default=16 << 20, metavar="BYTES")
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES), metavar="NAMES")
+    options = parser.parse_args(argv)
+    chosen = options.collectives.split(",")
+    unknown = [name for name in chosen if name not in COLLECTIVES]
+    if unknown or options.maxbytes < 64:
+        parser.error(f"collectives are {', '.join(COLLECTIVES)}; sizes begin with 64 bytes")
+    path = options.output or Path(os.environ.get(VARIABLE, "") or default_path(os.environ))
+    sizes = [64 << 2 * step for step in range(32) if 64 << 2 * step <= options.maxbytes]
+    os.environ[VARIABLE] = "off"  # what is there already has no say in what is measured
+    try:
+        with pycomm.init() as comm:
+            return _run(comm, sizes, chosen, path)
+    except CommError as error:
+        print(f"pycomm tune: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _run(comm: Communicator, sizes: Sequence[int], chosen: Sequence[str], path: Path) -> int:
+    def say(line: str) -> None:
+        if comm.rank == 0:
+            print(line, flush=True)
+
+    entry = measure(comm, sizes, chosen, say)
+    problem = None
+    if entry is not None:
+        try:
+            write(path, entry, machine(comm._engine.transport.library))
+        except OSError as error:
+            problem = f"{path} cannot be written: {error.strerror}"
+        layout = ", ".join(map(str, entry.layout))
+        say(f"wrote {path} for a layout of {layout} ranks a host" if problem is None else problem)
+    return 0 if comm.broadcast_object(problem) is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What one rank does in the jobs of test_hosts.py: ``rank.py SCENARIO FOLDER LIMIT``.
+
+Into FOLDER go, K being the rank: ``K.json``, what the scenario returns, and ``K.out``, what the
+rank prints, its stack among it when it is not done after LIMIT seconds.
+"""
+
+import faulthandler
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER, RANK = Path(sys.argv[2]), os.environ["OMPI_COMM_WORLD_RANK"]
+output = os.open(FOLDER / f"{RANK}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(output, 1)
+os.dup2(output, 2)
+# Imports may hang too. It does not end then: mpirun would end the others before they have written.
+faulthandler.dump_traceback_later(float(sys.argv[3]))
+
+import numpy as np  # noqa: E402
+
+import pycomm  # noqa: E402
+
+MIB = 1 << 20
+
+
+def data(rank: int, count: int, dtype: str) -> np.ndarray:
+    """What a rank contributes: whole numbers, so that sums are exact in any order."""
+    return np.random.default_rng([rank, count]).integers(-100, 100, count).astype(dtype)
+
+
+def calls(
+    comm: pycomm.Communicator, dtype: str, count: int
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield what was called, what came, and what should have."""
+    size, rank = comm.size, comm.rank
+    parts = [data(r, count, dtype) for r in range(size)]
+    for algorithm in ("hierarchical", "ring"):
+        came = comm.all_reduce(parts[rank].copy(), algorithm=algorithm)
+        yield f"all_reduce {algorithm}", came, np.sum(parts, axis=0, dtype=dtype)
+    came = comm.all_gather(parts[rank], algorithm="hierarchical")
+    yield "all_gather", came, np.concatenate(parts)
+    for root in {0, size - 1}:
+        came = comm.broadcast(parts[rank].copy(), root=root, algorithm="hierarchical")
+        yield f"broadcast from {root}", came, parts[root]
+    part = -(-count // size)
+    wholes = [data(r, part * size, dtype) for r in range(size)]
+    came = comm.reduce_scatter(wholes[rank], algorithm="hierarchical")
+    total = np.sum(wholes, axis=0, dtype=dtype)
+    yield "reduce_scatter", came, total[rank * part : (rank + 1) * part]
+
+
+def results(comm: pycomm.Communicator) -> dict[str, Any]:
+    """All algorithms against NumPy, and where this rank is."""
+    right, wrong = [], []
+    for dtype in ("float32", "int64"):
+        for count in (1, 1000, 300_001):
+            for name, came, expected in calls(comm, dtype, count):
+                same = came.dtype == expected.dtype and np.array_equal(came, expected)
+                (right if same else wrong).append(f"{name}, {count} x {dtype}")
+    return {
+        "right": len(right),
+        "wrong": wrong,
+        "host": socket.gethostname(),
+        "local": [comm.local_rank, comm.local_size],
+    }
+
+
+def sent() -> int:
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
+
+
+def crossing(comm: pycomm.Communicator) -> dict[str, Any]:
+    """How many bytes leave this host during one all_reduce of 4 MiB, on average of 20."""
+    x = np.ones(4 * MIB, np.uint8)
+    told: dict[str, Any] = {"host": socket.gethostname()}
+    for algorithm in ("hierarchical", "ring"):
+        comm.all_reduce(x, algorithm=algorithm)  # connections are made on first use
+        comm.barrier()
+        before = sent()
+        comm.barrier()
+        for _ in range(20):
+            comm.all_reduce(x, algorithm=algorithm)
+        comm.barrier()
+        told[algorithm] = (sent() - before) / 20
+    return told
+
+
+def timing(comm: pycomm.Communicator) -> dict[str, float]:
+    """Seconds of the fastest of some all_reduces, of 8 MiB and of one element."""
+    told = {}
+    for name, count, times in (("large", 2 * MIB, 4), ("small", 1, 20)):
+        x = np.ones(count, np.float32)
+        fastest = float("inf")
+        for _ in range(times):
+            comm.barrier()
+            began = time.monotonic()
+            comm.all_reduce(x, algorithm="hierarchical")
+            fastest = min(fastest, time.monotonic() - began)
+        told[name] = fastest
+    return told
+
+
+def hangs(comm: pycomm.Communicator) -> None:
+    """The last rank does not come."""
+    if comm.rank == comm.size - 1:
+        time.sleep(100)
+    comm.barrier()
+
+
+def main() -> None:
+    with pycomm.init(timeout=60) as comm:
+        told = globals()[sys.argv[1]](comm)
+    (FOLDER / f"{RANK}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

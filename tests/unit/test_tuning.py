@@ -1,0 +1,193 @@
+"""Files of measurements: written, read, and refused with a reason; decisions from measurements."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pycomm
+from pycomm import ArgumentValueError, Communicator, tune
+from pycomm.algorithms import Link, Model, names
+from pycomm.algorithms.schedule import COLLECTIVES
+from pycomm.algorithms.select import EVERYTHING, Rule, built_in, preferences
+from pycomm.tuning import Entry, default_path, find, machine, read, write
+
+HERE = {"cpu": "Abacus", "cores": 2, "library": "threads"}
+MODEL = Model(Link(1e-6, 1e9), Link(2e-6, 1e8), 1e10, 1)
+TABLE = {"all_reduce": (Rule(1000, ("ring", "direct")), Rule(EVERYTHING, ("native", "direct")))}
+ENTRY = Entry((2,), TABLE, MODEL)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "tuning.json"
+
+
+def test_what_is_written_is_read(path: Path) -> None:
+    write(path, ENTRY, HERE)
+    other = Entry((2, 2), TABLE, MODEL)
+    write(path, other, HERE)
+    newer = Entry((2,), {"broadcast": (Rule(EVERYTHING, ("binomial",)),)}, MODEL)
+    write(path, newer, HERE)
+    tuning = read(path, HERE)
+    assert tuning.entries == (newer, other)
+    assert tuning.entry((2, 2)) == other
+    assert tuning.entry((3,)) is None
+    assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
+    # Another machine's entries do not stay beside one's own.
+    write(path, ENTRY, {**HERE, "cores": 4})
+    assert read(path, {**HERE, "cores": 4}).entries == (ENTRY,)
+
+
+def changed(path: Path, **facts: Any) -> None:
+    write(path, ENTRY, HERE)
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, **facts}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"version": 0}, "stale: it has version 0"),
+        ({"format": "other"}, "no tuning"),
+        ({"machine": {**HERE, "cpu": "Slide rule"}}, "cpu was 'Slide rule' and is 'Abacus'"),
+        ({"machine": {**HERE, "library": "Open MPI v4"}}, "library was 'Open MPI v4'"),
+        ({"machine": None}, "from another machine"),
+        ({"machine": {**HERE, "gpus": 8}}, "it has more facts"),
+        ({"entries": 3}, "no tuning"),
+        ({"entries": [{}]}, "no tuning"),
+        (
+            {"entries": [{"layout": [2], "model": MODEL.to_dict(), "table": {"all_reduce": []}}]},
+            "no tuning",
+        ),
+        (
+            {"entries": [{"layout": [2], "model": MODEL.to_dict(),
+                          "table": {"all_reduce": [[None, ["magic"]]]}}]},
+            "no algorithm",
+        ),
+        (
+            {"entries": [{"layout": [2], "model": MODEL.to_dict(),
+                          "table": {"all_reduce": [[10, ["ring"]]]}}]},
+            "do not cover all sizes",
+        ),
+    ],
+)  # fmt: skip
+def test_files_that_are_refused(path: Path, facts: dict[str, Any], reason: str) -> None:
+    changed(path, **facts)
+    with pytest.raises(ArgumentValueError, match=reason):
+        read(path, HERE)
+
+
+def test_a_named_file_must_be_good_one_in_its_place_need_not(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    place = default_path(home)
+    assert place == tmp_path / ".config" / "pycomm" / "tuning.json"
+    assert default_path({"XDG_CONFIG_HOME": "/etc/xdg"}) == Path("/etc/xdg/pycomm/tuning.json")
+    assert find(home, "threads") == (None, None)
+    write(place, ENTRY, machine("threads"))
+    tuning, problem = find(home, "threads")
+    assert problem is None
+    assert tuning is not None
+    assert tuning.entries == (ENTRY,)
+    assert find({**home, "PYCOMM_TUNING": "off"}, "threads") == (None, None)
+    tuning, problem = find(home, "another library")
+    assert tuning is None
+    assert "library was 'threads'" in str(problem)
+    with pytest.raises(ArgumentValueError, match=r"PYCOMM_TUNING: .*another machine"):
+        find({"PYCOMM_TUNING": str(place)}, "another library")
+    for text in ("", "{", "[]"):
+        place.write_text(text)
+        with pytest.raises(ArgumentValueError, match="no tuning"):
+            find({"PYCOMM_TUNING": str(place)}, "threads")
+    with pytest.raises(ArgumentValueError, match="cannot be read: No such file"):
+        find({"PYCOMM_TUNING": str(tmp_path / "none")}, "threads")
+
+
+def test_ranks_adopt_what_rank_0_reads(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(path, ENTRY, machine("threads"))
+    write(
+        path,
+        Entry((1, 1), {"all_reduce": (Rule(EVERYTHING, ("binomial",)),)}, MODEL),
+        machine("threads"),
+    )
+
+    def run(comm: Communicator) -> list[str]:
+        comm.tuned()
+        x = np.ones(100)
+        half = comm.split(comm.rank // 2)
+        assert half is not None
+        plans = [c.plan("all_reduce", x[:n]) for c in (comm, half) for n in (100, 1000)]
+        assert plans[1]()[0] == comm.size
+        return [plan.algorithm for plan in plans] + [plans[2].why]
+
+    monkeypatch.setenv("PYCOMM_TUNING", str(path))
+    # Two ranks on one host have an entry; four do not, but pairs that are split off do.
+    pair = pycomm.run_local(2, lambda comm: comm.tuned().plan("all_reduce", np.ones(100)).algorithm)
+    assert pair == ["ring"] * 2
+    found = pycomm.run_local(4, run, timeout=20)[3]
+    assert found[2] == "ring"
+    assert found[4] == f"{path}, 800 bytes"
+    spread = pycomm.run_local(
+        2, lambda comm: comm.tuned().plan("all_reduce", np.ones(9)).algorithm, hosts=[0, 1]
+    )
+    assert spread == ["binomial"] * 2
+    path.write_text("{}")
+    with pytest.raises(ArgumentValueError, match="no tuning") as caught:
+        pycomm.run_local(3, run, timeout=20)
+    assert "PYCOMM_TUNING" in str(caught.value)
+    monkeypatch.delenv("PYCOMM_TUNING")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(path.parent))
+    place = path.parent / "pycomm" / "tuning.json"
+    write(place, ENTRY, HERE)
+    assert pycomm.run_local(2, lambda comm: comm.tuned().size, timeout=20) == [2, 2]
+    assert "not tuned" in caplog.text
+
+
+def test_rules_keep_an_algorithm_until_another_is_clearly_faster() -> None:
+    sizes = [64, 256, 1024, 4096]
+    times = [
+        {"native": 1.0, "ring": 2.0},
+        {"native": 1.0, "ring": 0.99},  # noise
+        {"native": 1.0, "ring": 0.5},
+        {"ring": 0.5},
+    ]
+    assert tune.decide(sizes, times) == (
+        Rule(512, ("native", "ring")),
+        Rule(EVERYTHING, ("ring",)),
+    )
+
+
+def test_measuring_on_threads_gives_a_usable_entry(path: Path) -> None:
+    lines: list[str] = []
+
+    def run(comm: Communicator) -> Entry | None:
+        say = lines.append if comm.rank == 0 else lambda _: None
+        return tune.measure(comm, [64, 256], ["all_reduce", "all_gather"], say)
+
+    for hosts, layout in (([0, 0, 0], (3,)), ([0, 1, 0], (2, 1))):
+        entries = pycomm.run_local(3, run, timeout=60, hosts=hosts)
+        assert entries[1:] == [None, None]
+        entry = entries[0]
+        assert entry.layout == layout
+        write(path, entry, HERE)
+        assert read(path, HERE).entry(layout) is not None
+    assert len(lines) == 8
+    assert "ring" in lines[0]
+    assert "hierarchical" not in lines[0]
+    assert "hierarchical" in lines[4]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 64])
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_built_in_table_is_whole(size: int, hosts: int) -> None:
+    table = built_in(size, hosts)
+    assert set(table) == set(COLLECTIVES)
+    for collective in COLLECTIVES:
+        for nbytes in (0, 1, 10**4, 10**6, 10**9, 2**50):
+            wanted = preferences(table, collective, nbytes)
+            assert set(wanted) <= {"native", *names(collective)}
+            assert wanted[-1] != "native"  # there is always something of pycomm's own
