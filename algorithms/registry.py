@@ -38,8 +38,8 @@ class Algorithm:
     rounds_once : bool
         Whether every reduction combines the contributions of all ranks at once.
     relays : bool
-        Whether data that a rank has received goes on to others as it is, so that it flows best in
-        many segments: chains and trees of long messages.
+        Whether data goes through ranks on its way, so that it flows best in many segments: chains
+        and trees of long messages, and the stages of a hierarchy on several hosts.
     trusted : bool
         Whether its schedules need no proof before they run.
     """
@@ -53,9 +53,10 @@ class Algorithm:
     trusted: bool = False
     _proved: set[Any] = field(default_factory=set, compare=False, repr=False)
 
-    def segment_of(self, longest: int) -> int:
+    def segment_of(self, longest: int, hosts: int) -> int:
         """Return how many bytes a segment should have at most where `longest` is the most."""
-        return min(longest, _RELAYED) if self.relays else longest
+        relays = self.relays and (hosts > 1 or not self.grouped)
+        return min(longest, _RELAYED) if relays else longest
 
     def schedule(
         self, rank: int, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
@@ -228,14 +229,20 @@ _own("all_reduce", "recursive_doubling", recursive.recursive_doubling_all_reduce
 _own("all_reduce", "halving_doubling", recursive.halving_doubling_all_reduce)
 _own("all_reduce", "binomial", tree.binomial_all_reduce, relays=True)
 _own("all_reduce", "double_tree", tree.double_tree_all_reduce, relays=True)
-_own("all_reduce", "hierarchical", hierarchical.hierarchical_all_reduce, grouped=True)
+_own("all_reduce", "hierarchical", hierarchical.hierarchical_all_reduce, grouped=True, relays=True)
 _own("reduce_scatter", "direct", direct.direct_reduce_scatter, rounds_once=True)
 _own("reduce_scatter", "ring", ring.ring_reduce_scatter)
-_own("reduce_scatter", "hierarchical", hierarchical.hierarchical_reduce_scatter, grouped=True)
+_own(
+    "reduce_scatter",
+    "hierarchical",
+    hierarchical.hierarchical_reduce_scatter,
+    grouped=True,
+    relays=True,
+)
 _own("all_gather", "direct", direct.direct_all_gather)
 _own("all_gather", "ring", ring.ring_all_gather)
 _own("all_gather", "bruck", bruck.bruck_all_gather)
-_own("all_gather", "hierarchical", hierarchical.hierarchical_all_gather, grouped=True)
+_own("all_gather", "hierarchical", hierarchical.hierarchical_all_gather, grouped=True, relays=True)
 _own("broadcast", "binomial", tree.binomial_broadcast, relays=True)
 _own("broadcast", "double_tree", tree.double_tree_broadcast, relays=True)
 _own("broadcast", "ring", ring.ring_broadcast, relays=True)

@@ -92,8 +92,8 @@ class Choices:
         self._transport = transport
         self._pool = pool
         self.groups = groups_of(transport)
-        hosts = len(set(transport.hosts))
-        self.table: Table = built_in(transport.size, hosts)
+        self.hosts = len(set(transport.hosts))
+        self.table: Table = built_in(transport.size, self.hosts)
         self.source = "built-in table"
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
@@ -199,7 +199,7 @@ class Choices:
             schedule,
             request.data_count(transport.size),
             dtype.itemsize,
-            algorithm.segment_of(self.segment),
+            algorithm.segment_of(self.segment, self.hosts),
         )
         average = op is _AVG and not algorithm.rounds_once
         if average:

@@ -141,7 +141,7 @@ def _one(
         verify(schedules)
     messages = sum(len(steps) for one in schedules for steps in one.rounds)
     most = max(1, min(_SEGMENTS, _MESSAGES // max(1, messages)))
-    segments = min(schedules[0].segments(nbytes, algorithm.segment_of(segment)), most)
+    segments = min(schedules[0].segments(nbytes, algorithm.segment_of(segment, len(groups))), most)
     seconds = predict(schedules, nbytes, model, groups, segments=segments)
     return Forecast(
         algorithm.name,

@@ -13,12 +13,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pycomm.bootstrap.detect import detect
 from pycomm.errors import ArgumentValueError, LibraryNotFoundError
+from pycomm.fabric import has_fabric
 from pycomm.job import run_job
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "command",
     "environment",
     "find_mpirun",
-    "has_fabric",
     "launch",
     "mpirun_candidates",
     "parse_vendor",
@@ -67,7 +67,6 @@ PROGRAMS = {
     "MPICH": ("mpirun.mpich", "mpirun", "mpiexec.hydra", "mpiexec"),
     "Intel MPI": ("mpiexec.hydra", "mpirun"),  # its mpirun finds mpiexec.hydra on the path only
 }
-FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,6 @@ class Mpirun:
 def usable_cores() -> int:
     """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0))
-
-
-def has_fabric(folders: Iterable[str] = FABRICS) -> bool:
-    """Return whether this host has a high-speed network that MPI should look for."""
-    return any(Path(folder).is_dir() and any(Path(folder).iterdir()) for folder in folders)
 
 
 def probe() -> Installation:

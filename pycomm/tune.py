@@ -163,20 +163,22 @@ def decide(sizes: Sequence[int], times: Sequence[dict[str, float]]) -> tuple[Rul
 
 def _fit(comm: Communicator) -> Model:
     """Return a cost model from rings and direct exchanges, all ranks talking at once."""
-    own = _link(comm.host) if comm.local_size > 1 else None
+    own = _link(comm.host, comm.host) if comm.local_size > 1 else None
     # Hosts may have different numbers of ranks: all take part in what follows.
     inside = next((link for link in comm.all_gather_object(own) if link is not None), None)
     across, nics = None, 0
     if comm.local_size < comm.size:
         leaders = comm.split(0 if comm.local_rank == 0 else None)
-        alone = None if leaders is None else _link(leaders)
+        alone = None if leaders is None else _link(leaders, leaders)
         comm.barrier()
+        across = comm.broadcast_object(alone)
         rails = comm.split(comm.local_rank)
         assert rails is not None
-        together = _link(rails) if rails.size > 1 else None
-        across = comm.broadcast_object(alone)
-        slower = comm.broadcast_object(together)
-        nics = max(1, round(comm.local_size * slower.bandwidth / across.bandwidth))
+        nics = 1
+        if all(size > 1 for size in comm.all_gather_object(rails.size)):
+            # Ranks that share a NIC get a part of its bandwidth when all of them talk.
+            share = comm.broadcast_object(_link(rails, comm)).bandwidth / across.bandwidth
+            nics = max(1, round(comm.local_size * share))
     x = np.ones(_LONG // 4, np.float32)
     total = np.empty_like(x)
 
@@ -190,13 +192,16 @@ def _fit(comm: Communicator) -> Model:
     return Model(inside, across or inside, _LONG / seconds, nics)
 
 
-def _link(group: Communicator) -> Link:
-    """Return latency, bandwidth and overhead between the ranks of a group."""
+def _link(group: Communicator, comm: Communicator) -> Link:
+    """Return latency, bandwidth and overhead between the ranks of a group, one of those of `comm`.
+
+    All ranks of `comm` measure in their groups at the same time.
+    """
     size = group.size
     little, much = np.zeros(2, np.uint8), np.zeros(_LONG, np.uint8)
     outs = [np.empty(part.size * size, np.uint8) for part in (little, much)]
     step, shot, long = _timed(
-        group,
+        comm,
         [
             lambda: group.all_gather(little, outs[0], algorithm="ring"),
             lambda: group.all_gather(little, outs[0], algorithm="direct"),

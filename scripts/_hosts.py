@@ -272,7 +272,9 @@ class Hosts:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         slots = ",".join(f"h{index}:{ranks}" for index in range(1, self.count + 1))
         line = [mpirun, "--host", slots, "-n", str(total), *options, *argv]
-        self.become(0, line, wanted | os.environ)
+        # Where ranks go is said by the command alone.
+        mapping = "PRTE_MCA_rmaps_default_mapping_policy"
+        self.become(0, line, wanted | os.environ | {mapping: wanted[mapping]})
 
     def sent(self) -> Iterator[str]:
         """Yield for each host how many bytes have left by its eth0."""

@@ -7,7 +7,7 @@ from mpi4py import MPI
 from pycomm.buffers import Buffer
 from pycomm.errors import MismatchError
 from pycomm.scratch import ScratchPool
-from pycomm.transports.base import MESSAGE_LIMIT, Array, message_spans
+from pycomm.transports.base import Array, message_spans
 
 __all__ = ["Messages", "NoteRequest", "PreparedRound", "Round", "Staged", "Test", "pieces"]
 
@@ -120,7 +120,7 @@ class PreparedRound:
         rank: int,
         open_rounds: set[object],
     ) -> None:
-        self._sends, self._recvs = pieces(sends), pieces(recvs)
+        self._sends, self._recvs = sends, recvs
         self._rank = rank
         self._open = open_rounds
         self._requests: list[MPI.Prequest] = []
@@ -158,15 +158,15 @@ class PreparedRound:
                 request.Free()
 
 
-def pieces(messages: Messages) -> Messages:
-    """Cut messages that are longer than MPI's counts allow."""
-    for _, data in messages:
-        if data.size > MESSAGE_LIMIT:
+def pieces(messages: Messages, limits: Sequence[int]) -> Messages:
+    """Cut messages to a rank that are longer than its limit in bytes."""
+    for peer, data in messages:
+        if data.size > limits[peer]:
             break
     else:
         return messages
     return [
         (peer, data[start:stop])
         for peer, data in messages
-        for start, stop in message_spans(data.size)
+        for start, stop in message_spans(data.size, limits[peer])
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pycomm import LibraryNotFoundError, launch
+from pycomm.fabric import has_fabric
 
 SCRIPT = Path(__file__).with_name("rank.py")
 
@@ -50,7 +51,7 @@ def run(mpirun: tuple[launch.Installation, str], scenario: str, ranks: int, *fla
     found, path = mpirun
     env = launch.environment(
         found.vendor, found.version, ranks, launch.usable_cores(), os.geteuid() == 0, os.environ,
-        launch.has_fabric(),
+        has_fabric(),
     )  # fmt: skip
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

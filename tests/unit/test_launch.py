@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from pycomm.errors import ArgumentValueError, LibraryNotFoundError
+from pycomm.fabric import has_fabric
 from pycomm.job import run_job
 from pycomm.launch import (
     Installation,
     command,
     environment,
     find_mpirun,
-    has_fabric,
     launch,
     mpirun_candidates,
     parse_probe,
