@@ -151,13 +151,19 @@ class _Clock(Matcher):
         else:
             latency, beta, overhead = self._across
             way_out, way_in = self._nic[source], self._nic[target]
-        busy = overhead + nbytes * beta
-        out = self._out[way_out] = max(self._now, self._out[way_out]) + busy
-        into = self._in[way_in] = max(self._now, self._in[way_in]) + busy
-        left = max(out, into)
+        # Comparisons instead of max(), which takes three times as long: of a thousand ranks this
+        # runs millions of times.
+        busy, now = overhead + nbytes * beta, self._now
+        out = self._out[way_out]
+        out = self._out[way_out] = (out if out > now else now) + busy
+        into = self._in[way_in]
+        into = self._in[way_in] = (into if into > now else now) + busy
+        left = out if out > into else into
         until = self._until
-        until[sender] = max(until[sender], left)
-        until[receiver] = max(until[receiver], left + latency)
+        if until[sender] < left:
+            until[sender] = left
+        if until[receiver] < left + latency:
+            until[receiver] = left + latency
         if recv.reduce:
             self._reducing[receiver] += nbytes * self._gamma
 
@@ -168,7 +174,7 @@ class _Clock(Matcher):
             rank = actor % self.size
             until = self._busy[rank] = max(until, self._busy[rank]) + self._reducing[actor]
             self._reducing[actor] = 0.0
-        heappush(self._heap, (max(until, self._now), actor))
+        heappush(self._heap, (until if until > self._now else self._now, actor))
 
     def end(self, actor: int) -> None:
         """Begin the segment that takes the place of this one."""

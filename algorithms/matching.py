@@ -61,9 +61,10 @@ class Matcher:
         ScheduleError
             If somebody still waits then.
         """
+        take, next_round = self.take, self._next_round
         with many_objects():
-            while (actor := self.take()) is not None:
-                self._next_round(actor)
+            while (actor := take()) is not None:
+                next_round(actor)
         self._check_ended()
 
     def take(self) -> int | None:
@@ -103,17 +104,14 @@ class Matcher:
         left[actor] = len(steps)
         first, row = actor - rank, actor * size
         for step in steps:
-            peer = first + step.peer
+            to = step.peer
+            peer = first + to
             sending = step.__class__ is Send
-            key = row + step.peer if sending else peer * size + rank
+            key = row + to if sending else peer * size + rank
             queue = waiting.get(key)
-            if not queue:
+            if not queue or (queue[0].__class__ is Send) is sending:
                 if queue is None:
-                    waiting[key] = deque((step,))
-                else:
-                    queue.append(step)
-                continue
-            if (queue[0].__class__ is Send) is sending:
+                    queue = waiting[key] = deque()
                 queue.append(step)
                 continue
             other: Any = queue.popleft()
@@ -123,10 +121,10 @@ class Matcher:
                 self.meet(actor, peer, step.chunks, other)
             else:
                 self.meet(peer, actor, other.chunks, step)
+            left[actor] -= 1
             left[peer] -= 1
             if not left[peer]:
                 self.over(peer)
-            left[actor] -= 1
         if not left[actor]:
             self.over(actor)
 

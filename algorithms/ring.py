@@ -10,6 +10,8 @@ hop; reduce_scatter and all_gather half of that. Patarasuk and Yuan, "Bandwidth 
 algorithms for clusters of workstations", 2009.
 """
 
+from itertools import pairwise
+
 from pycomm.algorithms.compose import Rounds
 from pycomm.algorithms.schedule import Recv, Round, Schedule, Send, one
 
@@ -53,10 +55,8 @@ def _store_around(rank: int, size: int) -> Rounds:
 def _around(rank: int, size: int, first: int, *, reduce: bool) -> Rounds:
     """Send chunk `first` to the next rank, then each time the one that has just arrived."""
     ahead, behind = (rank + 1) % size, (rank - 1) % size
+    chunks = [(first - turn) % size for turn in range(size)]
     return tuple(
-        (
-            Send(ahead, one((first - turn) % size)),
-            Recv(behind, one((first - turn - 1) % size), reduce),
-        )
-        for turn in range(size - 1)
+        (Send(ahead, one(sent)), Recv(behind, one(received), reduce))
+        for sent, received in pairwise(chunks)
     )

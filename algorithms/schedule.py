@@ -165,23 +165,30 @@ class Schedule:
             parted or len(self.weights) != self.chunks or min(self.weights) < 1
         ):
             raise ScheduleError(f"weights {self.weights} do not fit {self.chunks} chunks")
-        for number, steps in enumerate(self.rounds):
-            self._check(number, steps)
+        self._check_rounds()
 
-    def _check(self, number: int, steps: Round) -> None:
+    def _check_rounds(self) -> None:
         rank, size, slots = self.rank, self.size, self.slots
-        writes = 0
-        for step in steps:
-            peer, chunks = step.peer, step.chunks
-            if not 0 <= peer < size or peer == rank:
-                raise ScheduleError(f"rank {rank}, round {number}: no peer {peer} in '{step}'")
-            if chunks and (min(chunks) < 0 or max(chunks) >= slots):
-                raise ScheduleError(f"rank {rank}, round {number}: no such chunk in '{step}'")
-            if len(chunks) > 1 and len(set(chunks)) != len(chunks):
-                raise ScheduleError(f"rank {rank}, round {number}: a chunk comes twice in '{step}'")
-            writes += step.__class__ is Recv
-        if writes > 1:
-            self._check_writes(number, steps)
+        for number, steps in enumerate(self.rounds):
+            writes = 0
+            for step in steps:
+                peer, chunks = step.peer, step.chunks
+                if not 0 <= peer < size or peer == rank:
+                    raise ScheduleError(f"rank {rank}, round {number}: no peer {peer} in '{step}'")
+                if len(chunks) == 1:
+                    known = 0 <= chunks[0] < slots
+                else:
+                    known = not chunks or (min(chunks) >= 0 and max(chunks) < slots)
+                    if len(set(chunks)) != len(chunks):
+                        raise ScheduleError(
+                            f"rank {rank}, round {number}: a chunk comes twice in '{step}'"
+                        )
+                if not known:
+                    raise ScheduleError(f"rank {rank}, round {number}: no such chunk in '{step}'")
+                if step.__class__ is Recv:
+                    writes += 1
+            if writes > 1:
+                self._check_writes(number, steps)
 
     def _check_writes(self, number: int, steps: Round) -> None:
         written: dict[int, bool] = {}

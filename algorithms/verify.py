@@ -137,16 +137,16 @@ class _Symbols(Matcher):
                 )
             if recv.reduce:
                 found = updates.get(chunk, held[chunk])
-                if found == _NOTHING or (found ^ symbol) & _CHUNK:
+                if found == _NOTHING or found & _CHUNK != symbol & _CHUNK:
                     raise ScheduleError(
                         f"{self.place(receiver, recv)} reduces {_listed(symbol)} into "
                         f"{_listed(found)}"
                     )
-                twice = (found & symbol) >> _BITS
-                if twice:
+                both = found & symbol
+                if both > _CHUNK:
                     raise ScheduleError(
                         f"{self.place(receiver, recv)} reduces the contribution of ranks "
-                        f"{_ranks(twice)} twice"
+                        f"{_ranks(both >> _BITS)} twice"
                     )
                 symbol |= found
             updates[chunk] = symbol

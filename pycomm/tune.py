@@ -31,8 +31,8 @@ __all__ = ["COLLECTIVES", "decide", "main", "measure"]
 #: What is measured. Gather and scatter have one algorithm beside the library's own, and go by it.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 
-_BLOCKS = 7  # the median of so many blocks counts
-_BLOCK_SECONDS = 0.004
+_BLOCKS = 9  # the median of so many blocks counts
+_BLOCK_SECONDS = 0.006
 _MOST_CALLS = 200  # a block
 # What takes so many times as long as the best, and so many seconds, is not measured for larger
 # sizes: it would take most of the time.

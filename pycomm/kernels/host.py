@@ -74,21 +74,24 @@ Cast = Callable[[Array, Array], None]
 
 
 def _reduce_direct(sources: Sequence[Array], out: Array, ufunc: np.ufunc, average: int) -> None:
-    first, rest = sources[0], sources[1:]
-    if len(rest) == 1 and average == 1:
-        ufunc(first, rest[0], out=out)
+    if len(sources) == 1:
+        np.copyto(out, sources[0])  # an average of one, too
+        return
+    first, *between, last = sources
+    if not between and average == 1:
+        ufunc(first, last, out=out)
         return
     accumulator = np.empty(min(_BLOCK, out.size), out.dtype)
     for start in range(0, out.size, _BLOCK):
         stop = min(start + _BLOCK, out.size)
-        total = accumulator[: stop - start]
+        total, target = accumulator[: stop - start], out[start:stop]
         block = first[start:stop]
-        for source in rest:
+        for source in between:
             ufunc(block, source[start:stop], out=total)
             block = total
+        ufunc(block, last[start:stop], out=target)  # the only write: out may be a source
         if average > 1:
-            np.divide(total, average, out=total)
-        out[start:stop] = block
+            np.divide(target, average, out=target)
 
 
 def _reduce_wide(
