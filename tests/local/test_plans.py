@@ -1,5 +1,7 @@
 """Plans: the same as the call they stand for, again and again; and what they say."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -88,22 +90,38 @@ def test_long_plans_go_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     pycomm.run_local(4, run, timeout=20)
 
 
+def test_a_running_plan_does_not_run_twice() -> None:
+    seen = threading.Event()
+
+    def run(comm: Communicator) -> None:
+        x = np.ones(5000)
+        plan = comm.plan("all_reduce", x, algorithm="ring")
+        if comm.rank == 0:
+            work = plan(async_op=True)
+            with pytest.raises(CommError, match="this plan of all_reduce is running"):
+                plan()
+            seen.set()
+            work.wait()
+        else:
+            seen.wait(10)
+            plan()
+        assert (x == comm.size).all()
+        assert (plan() == comm.size**2).all()
+
+    pycomm.run_local(3, run, timeout=20)
+
+
 def test_asynchronous_plans_and_calls_between() -> None:
     def run(comm: Communicator) -> None:
         x, y = np.ones(10), np.ones(5000)
         first = comm.plan("all_reduce", x, algorithm="ring")
         second = comm.plan("all_reduce", y, algorithm="direct")
         works = [first(async_op=True), second(async_op=True)]
-        if not works[0].done():
-            with pytest.raises(CommError, match="this plan of all_reduce is running"):
-                first()
         assert comm.all_reduce(np.array([1]))[0] == comm.size
         for work in reversed(works):
             work.wait()
         assert (x == comm.size).all()
         assert (y == comm.size).all()
-        first()
-        assert (x == comm.size**2).all()
 
     pycomm.run_local(3, run, timeout=20)
 
