@@ -58,7 +58,7 @@ class Tuning:
 
 
 def machine(library: str) -> dict[str, Any]:
-    """Return what a measurement holds for: processor, usable cores, and the library underneath."""
+    """Return what a measurement holds for: processor, its cores, and the library underneath."""
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -69,7 +69,7 @@ def machine(library: str) -> dict[str, Any]:
         if key.strip() in ("model name", "Model", "Hardware"):
             cpu = value.strip()
             break
-    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "library": library}
+    return {"cpu": cpu, "cores": os.cpu_count(), "library": library}
 
 
 def default_path(environ: Mapping[str, str]) -> Path:

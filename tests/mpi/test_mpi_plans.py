@@ -57,8 +57,8 @@ def test_many_plans_come_and_go(comm: Communicator) -> None:
         if turn % 3 == 0:
             x[:] = 1
             assert plan()[0] == comm.size
-        if turn % 50 == 0:
-            plan(async_op=True)  # dropped: its memory lives until it is done
+        if turn % 50 == 0:  # dropped, with its array: both live until it is done
+            comm.plan("all_reduce", np.ones(5000), algorithm="ring")(async_op=True)
     comm.barrier()
 
 
