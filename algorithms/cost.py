@@ -18,6 +18,7 @@ from typing import Any
 from pycomm.algorithms.hierarchical import Groups, hosts_of
 from pycomm.algorithms.matching import Matcher
 from pycomm.algorithms.schedule import Chunks, Recv, Schedule, chunk_sizes
+from pycomm.errors import ScheduleError
 
 __all__ = ["ASSUMED", "Link", "Model", "predict"]
 
@@ -211,8 +212,10 @@ def predict(
     Raises
     ------
     ScheduleError
-        If the schedules do not fit each other.
+        If the schedules do not fit each other, or there are no segments.
     """
+    if segments < 1 or window < 1:
+        raise ScheduleError(f"no {segments} segments with {window} under way")
     if groups is None:
         groups = tuple(range(len(schedules)))
     clock = _Clock(schedules, nbytes, model, groups, segments, window)

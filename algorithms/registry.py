@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from pycomm.algorithms import bruck, direct, hierarchical, recursive, ring, tree
+from pycomm.algorithms.hierarchical import hosts_of
 from pycomm.algorithms.matching import many_objects
 from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, Schedule
 from pycomm.algorithms.verify import verify
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, ScheduleError
 
-__all__ = ["RESERVED", "Algorithm", "algorithm_of", "names", "register", "unregister"]
+__all__ = ["RESERVED", "Algorithm", "algorithm_of", "names", "register", "unregister", "watch"]
 
 #: What ``algorithm=`` takes beside the names of algorithms.
 RESERVED = ("auto", "native")
@@ -40,6 +42,8 @@ class Algorithm:
     relays : bool
         Whether data goes through ranks on its way, so that it flows best in many segments: chains
         and trees of long messages, and the stages of a hierarchy on several hosts.
+    weighted : bool
+        Whether `build` takes ``bandwidths=``.
     trusted : bool
         Whether its schedules need no proof before they run.
     """
@@ -50,6 +54,7 @@ class Algorithm:
     grouped: bool = False
     rounds_once: bool = False
     relays: bool = False
+    weighted: bool = False
     trusted: bool = False
     _proved: set[Any] = field(default_factory=set, compare=False, repr=False)
 
@@ -59,7 +64,12 @@ class Algorithm:
         return min(longest, _RELAYED) if relays else longest
 
     def schedule(
-        self, rank: int, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
+        self,
+        rank: int,
+        size: int,
+        root: int = -1,
+        groups: tuple[Any, ...] | None = None,
+        bandwidths: tuple[float, ...] | None = None,
     ) -> Schedule:
         """Return the schedule of one rank, proved right with those of all others.
 
@@ -71,6 +81,8 @@ class Algorithm:
             For collectives that have one.
         groups : nested tuple of int, optional
             The ranks host by host; all on one host if None.
+        bandwidths : tuple of float, optional
+            How fast the road of each rank to other hosts is, for algorithms that cut by it.
 
         Raises
         ------
@@ -80,33 +92,45 @@ class Algorithm:
         arguments: tuple[Any, ...] = (root,) if self.collective in ROOTED else ()
         if self.grouped:
             arguments += (tuple(range(size)) if groups is None else groups,)
+        options: dict[str, Any] = {}
+        if self.weighted and bandwidths is not None and len(hosts_of(arguments[-1])) > 1:
+            options["bandwidths"] = bandwidths
         if not self.trusted and size <= _VERIFIED_RANKS and (size, arguments) not in self._proved:
-            self._check([self._built(peer, size, arguments) for peer in range(size)], root)
+            self._check([self._built(peer, size, arguments, options) for peer in range(size)], root)
             self._proved.add((size, arguments))
-        return self._built(rank, size, arguments)
+        return self._built(rank, size, arguments, options)
 
     def schedules(
-        self, size: int, root: int = -1, groups: tuple[Any, ...] | None = None
+        self,
+        size: int,
+        root: int = -1,
+        groups: tuple[Any, ...] | None = None,
+        bandwidths: tuple[float, ...] | None = None,
     ) -> list[Schedule]:
-        """Return the schedules of all ranks; see `schedule`."""
+        """Return the schedules of all ranks; parameters as in `schedule`."""
         with many_objects():
-            return [self.schedule(rank, size, root, groups) for rank in range(size)]
+            return [self.schedule(rank, size, root, groups, bandwidths) for rank in range(size)]
 
-    def _built(self, rank: int, size: int, arguments: tuple[Any, ...]) -> Schedule:
-        built = self.build(rank, size, *arguments)
+    def _built(
+        self, rank: int, size: int, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Schedule:
+        built = self.build(rank, size, *arguments, **options)
         if not isinstance(built, Schedule):
             raise ScheduleError(
                 f"algorithm {self.name!r} returns {type(built).__name__} instead of a Schedule"
+            )
+        if (built.collective, built.rank, built.size) != (self.collective, rank, size):
+            raise ScheduleError(
+                f"algorithm {self.name!r} for {self.collective} returns a schedule of "
+                f"{built.collective} for rank {built.rank} of {built.size}, asked for rank {rank} "
+                f"of {size}"
             )
         return built
 
     def _check(self, schedules: list[Schedule], root: int) -> None:
         first = schedules[0]
-        if first.collective != self.collective or first.root != root:
-            raise ScheduleError(
-                f"algorithm {self.name!r} for {self.collective} returns a schedule of "
-                f"{first.collective} with root {first.root}"
-            )
+        if first.root != root:
+            raise ScheduleError(f"algorithm {self.name!r} has root {first.root} instead of {root}")
         try:
             verify(schedules)
         except ScheduleError as error:
@@ -118,9 +142,40 @@ class Algorithm:
 _algorithms: dict[str, dict[str, Algorithm]] = {collective: {} for collective in COLLECTIVES}
 
 
+class Watcher(Protocol):
+    """Whoever remembers what algorithms have built."""
+
+    def forget(self) -> None:
+        """Remember nothing any more."""
+
+
+_watchers: "WeakSet[Watcher]" = WeakSet()
+
+
+def watch(watcher: Watcher) -> None:
+    """Have `watcher` forget when algorithms come or go; it is not kept alive."""
+    _watchers.add(watcher)
+
+
+def _changed() -> None:
+    for watcher in tuple(_watchers):
+        watcher.forget()
+
+
 def names(collective: str) -> tuple[str, ...]:
-    """Return the names of the algorithms for `collective`."""
-    return tuple(_algorithms[collective])
+    """Return the names of the algorithms for `collective`.
+
+    Raises
+    ------
+    ArgumentValueError
+        If there is no such collective.
+    """
+    try:
+        return tuple(_algorithms[collective])
+    except KeyError:
+        raise ArgumentValueError(
+            f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}"
+        ) from None
 
 
 def algorithm_of(collective: str, name: str) -> Algorithm:
@@ -131,10 +186,11 @@ def algorithm_of(collective: str, name: str) -> Algorithm:
     ArgumentValueError
         If there is none for `collective`.
     """
+    own = names(collective)
     try:
         return _algorithms[collective][name]
     except KeyError:
-        known = ", ".join((*RESERVED, *_algorithms[collective]))
+        known = ", ".join((*RESERVED, *own))
         raise ArgumentValueError(
             f"unknown algorithm {name!r} for {collective}; known: {known}"
         ) from None
@@ -193,6 +249,7 @@ def register(
         raise ArgumentValueError(f"there is an algorithm {name!r} for {collective} already")
     algorithm = Algorithm(collective, name, build, grouped, rounds_once, relays)
     _algorithms[collective][name] = algorithm
+    _changed()
     return algorithm
 
 
@@ -207,6 +264,7 @@ def unregister(collective: str, name: str) -> None:
     if algorithm_of(collective, name).trusted:
         raise ArgumentValueError(f"{name!r} for {collective} is pycomm's own")
     del _algorithms[collective][name]
+    _changed()
 
 
 def _own(
@@ -217,9 +275,11 @@ def _own(
     grouped: bool = False,
     rounds_once: bool = False,
     relays: bool = False,
+    weighted: bool = False,
 ) -> None:
-    own = Algorithm(collective, name, build, grouped, rounds_once, relays, trusted=True)
-    _algorithms[collective][name] = own
+    _algorithms[collective][name] = Algorithm(
+        collective, name, build, grouped, rounds_once, relays, weighted, trusted=True
+    )
 
 
 _own("all_reduce", "one_shot", direct.one_shot_all_reduce, rounds_once=True)
@@ -229,7 +289,14 @@ _own("all_reduce", "recursive_doubling", recursive.recursive_doubling_all_reduce
 _own("all_reduce", "halving_doubling", recursive.halving_doubling_all_reduce)
 _own("all_reduce", "binomial", tree.binomial_all_reduce, relays=True)
 _own("all_reduce", "double_tree", tree.double_tree_all_reduce, relays=True)
-_own("all_reduce", "hierarchical", hierarchical.hierarchical_all_reduce, grouped=True, relays=True)
+_own(
+    "all_reduce",
+    "hierarchical",
+    hierarchical.hierarchical_all_reduce,
+    grouped=True,
+    relays=True,
+    weighted=True,
+)
 _own("reduce_scatter", "direct", direct.direct_reduce_scatter, rounds_once=True)
 _own("reduce_scatter", "ring", ring.ring_reduce_scatter)
 _own(
@@ -246,7 +313,14 @@ _own("all_gather", "hierarchical", hierarchical.hierarchical_all_gather, grouped
 _own("broadcast", "binomial", tree.binomial_broadcast, relays=True)
 _own("broadcast", "double_tree", tree.double_tree_broadcast, relays=True)
 _own("broadcast", "ring", ring.ring_broadcast, relays=True)
-_own("broadcast", "hierarchical", hierarchical.hierarchical_broadcast, grouped=True, relays=True)
+_own(
+    "broadcast",
+    "hierarchical",
+    hierarchical.hierarchical_broadcast,
+    grouped=True,
+    relays=True,
+    weighted=True,
+)
 _own("reduce", "direct", direct.direct_reduce, rounds_once=True)
 _own("reduce", "binomial", tree.binomial_reduce, relays=True)
 _own("reduce", "double_tree", tree.double_tree_reduce, relays=True)

@@ -1,11 +1,14 @@
 """Which algorithm a call takes: tables from sizes to names, built in or measured.
 
-A table holds, for a collective, rules in the order of sizes. A rule names algorithms in order of
-preference: the first that can do the call is taken.
+There is a table for each kind of memory and placement. It holds, for a collective, rules in the
+order of sizes. A rule names algorithms in order of preference: the first that can do the call is
+taken.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from pycomm.errors import ArgumentValueError
 
 __all__ = ["EVERYTHING", "Rule", "Table", "built_in", "preferences"]
 
@@ -25,12 +28,14 @@ Table = Mapping[str, Sequence[Rule]]
 _K, _M = 1 << 10, 1 << 20
 
 
-def built_in(size: int, hosts: int) -> Table:
-    """Return the table for `size` ranks on `hosts` hosts.
+def built_in(memory: str, size: int, hosts: int) -> Table:
+    """Return the table for a kind of memory, ``"host"``, and `size` ranks on `hosts` hosts.
 
     Measured with Open MPI 5.0.11 and float32: 2 and 4 ranks on one host of 2 cores, and 2 ranks on
     each of 2 hosts with 1 Gbit/s between them.
     """
+    if memory != "host":
+        raise ArgumentValueError(f"there is no table for {memory} memory")
     if hosts > 1:
         return _several_hosts()
     at_once = 256 * _K if size == 2 else 16 * _K

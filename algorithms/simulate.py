@@ -28,7 +28,7 @@ def simulate(schedules: Sequence[Schedule], inputs: Sequence[Any], op: str = "su
         that name takes. None for a rank that has no input, and for all ranks of a barrier.
     op : str
         ``"sum"``, ``"prod"``, ``"min"`` or ``"max"``, for collectives that reduce. Contributions
-        that meet in one round are combined in rank order.
+        that meet in one round are combined in rank order; halves accumulate in float32.
 
     Returns
     -------
@@ -100,10 +100,12 @@ class _Numbers(Matcher):
             arrived.append((actor, state[chunk]))
             arrived.sort(key=lambda pair: pair[0])
             total = arrived[0][1]
+            half = self.dtype.itemsize == 2 and self.dtype.kind not in "iu"
+            total = total.astype(np.float32) if half else total
             with np.errstate(all="ignore"):
                 for _, contribution in arrived[1:]:
                     total = self._ufunc(total, contribution)
-            state[chunk] = total
+                state[chunk] = total.astype(self.dtype) if half else total
         self._stored[actor].clear()
         self._arrived[actor].clear()
 

@@ -111,6 +111,9 @@ class _Symbols(Matcher):
         super().__init__(schedules)
         self.state = [_before(schedules[0], rank) for rank in range(self.size)]
         self._updates: list[dict[int, int]] = [{} for _ in range(self.size)]
+        first = schedules[0]
+        # How many chunks each part has: chunks of parts are alike if their numbers within are.
+        self._alike = first.chunks // first.size if first.collective in PARTED else 0
         self._listening = schedules[0].collective == "barrier"
         #: From whom each rank of a barrier has heard, through others too.
         self.heard = [1 << rank for rank in range(self.size)]
@@ -131,6 +134,11 @@ class _Symbols(Matcher):
         source, held, updates = self.state[sender], self.state[receiver], self._updates[receiver]
         for place, chunk in zip(sent, recv.chunks, strict=True):
             symbol = source[place]
+            if place != chunk and not (self._alike and (place - chunk) % self._alike == 0):
+                raise ScheduleError(
+                    f"{self.place(receiver, recv)} takes chunk {place} of rank {sender} for "
+                    f"{chunk}: chunks have different sizes"
+                )
             if symbol == _NOTHING:
                 raise ScheduleError(
                     f"{self.place(sender, Send(receiver, sent))} sends what is not there yet"

@@ -1,13 +1,12 @@
 """Which road a collective takes: the library's own, or a schedule of `pycomm.algorithms`."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pycomm.algorithms.cost import ASSUMED, Model
 from pycomm.algorithms.hierarchical import Groups
-from pycomm.algorithms.registry import RESERVED, Algorithm, algorithm_of, names
+from pycomm.algorithms.registry import RESERVED, Algorithm, algorithm_of, names, watch
 from pycomm.algorithms.schedule import COLLECTIVES, PARTED, ROOTED
 from pycomm.algorithms.select import Table, built_in, preferences
 from pycomm.dtypes import DType, Kind, Op, ReduceOp
@@ -17,16 +16,17 @@ from pycomm.program import Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Native, Transport
 
-__all__ = ["VARIABLE", "Choice", "Choices", "Request", "groups_of"]
+__all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "groups_of", "overrides"]
 
 #: What ``"auto"`` means: a name for all collectives that have it, or ``all_reduce=ring,...``.
 VARIABLE = "PYCOMM_ALGORITHM"
 
+_MEMORY = "host"  # the kind of memory whose tables count here
 _AVG, _SUM = ReduceOp.AVG, ReduceOp.SUM
 _LIMIT = 1024  # choices that are remembered
 _ROUNDS_LIMIT = 200_000  # rounds of segments that they hold
-# Bytes of a segment: it stays in a second-level cache between its message and its reduction.
-_SEGMENT = 4 << 20
+#: Bytes of a segment: it stays in a second-level cache between its message and its reduction.
+SEGMENT = 4 << 20
 
 
 class Request(NamedTuple):
@@ -54,12 +54,16 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a call runs: `native` starts it, or else `execution` does; and `why`."""
+    """What a call runs, and why.
+
+    `native` starts it, or else `execution` does, whose schedule `built_by` has built.
+    """
 
     algorithm: str
     why: str
     native: Native | None
     execution: Execution | None
+    built_by: Algorithm | None = None
 
 
 def groups_of(transport: Transport) -> Groups:
@@ -84,6 +88,10 @@ class Choices:
         What ``"auto"`` goes by, and where that comes from.
     model, model_source : Model, str
         What predictions go by, and where that comes from.
+    bandwidths : tuple of float, optional
+        How fast the road of each rank to other hosts is, if that was measured and differs.
+    overrides : dict
+        What ``"auto"`` means instead, by collective, under "" for all.
     segment : int
         Bytes that a segment of a chunk may have.
     """
@@ -93,21 +101,36 @@ class Choices:
         self._pool = pool
         self.groups = groups_of(transport)
         self.hosts = len(set(transport.hosts))
-        self.table: Table = built_in(transport.size, self.hosts)
+        self._built_in: Table = built_in(_MEMORY, transport.size, self.hosts)
+        self.table = self._built_in
         self.source = "built-in table"
+        self.bandwidths: tuple[float, ...] | None = None
+        self.overrides: Mapping[str, str] = {}
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
-        self.segment = _SEGMENT
+        self.segment = SEGMENT
         self.known: dict[tuple[object, ...], Choice] = {}
         self._rounds = 0
-        self._overrides = _overrides(os.environ.get(VARIABLE, ""))
+        watch(self)
 
-    def use(self, table: Table, model: Model, source: str) -> None:
-        """Go by a table and a model that were measured; collectives it lacks keep their rules."""
-        self.table = {**self.table, **table}
+    def use(
+        self,
+        tables: Mapping[str, Table],
+        model: Model,
+        bandwidths: tuple[float, ...] | None,
+        source: str,
+    ) -> None:
+        """Go by what was measured; what was not keeps the built-in rules."""
+        self.table = {**self._built_in, **tables.get(_MEMORY, {})}
         self.model = model
+        self.bandwidths = bandwidths
         self.source = self.model_source = source
+        self.forget()
+
+    def forget(self) -> None:
+        """Make every choice anew: tables or algorithms have changed."""
         self.known.clear()
+        self._rounds = 0
 
     def choose(self, request: Request) -> Choice:
         """Return what runs such a collective.
@@ -133,12 +156,11 @@ class Choices:
             raise ArgumentValueError(
                 f"algorithm {wanted[-1]!r} cannot do {request.collective} here: {reason}"
             )
+        if len(self.known) >= _LIMIT or self._rounds > _ROUNDS_LIMIT:
+            self.forget()
         if choice.execution is not None:
             program = choice.execution.program
             self._rounds += program.segments * len(program.schedule.rounds)
-        if len(self.known) >= _LIMIT or self._rounds > _ROUNDS_LIMIT:
-            self.known.clear()
-            self._rounds = 0
         self.known[request] = choice
         return choice
 
@@ -154,11 +176,14 @@ class Choices:
             if algorithm != "native":
                 algorithm_of(collective, algorithm)
             return (algorithm,), "asked for"
-        forced = self._overrides.get(collective) or self._overrides.get("")
-        if forced is not None and (forced == "native" or forced in names(collective)):
-            return (forced,), f"{VARIABLE}={os.environ.get(VARIABLE)}"
         nbytes = request.nbytes(self._transport.size)
-        return preferences(self.table, collective, nbytes), f"{self.source}, {nbytes} bytes"
+        wanted, why = preferences(self.table, collective, nbytes), f"{self.source}, {nbytes} bytes"
+        # What was measured may not be able to do this: averages of integers, for instance.
+        wanted += preferences(self._built_in, collective, nbytes)
+        forced = self.overrides.get(collective) or self.overrides.get("")
+        if forced is not None and (forced == "native" or forced in names(collective)):
+            return (forced, *wanted), f"{VARIABLE} says {forced}"
+        return wanted, why
 
     def _unfit(self, request: Request, name: str) -> str | None:
         """Return why an algorithm cannot do what is requested, None if it can."""
@@ -189,12 +214,15 @@ class Choices:
         if name == "native":
             native = self._transport.native(collective, dtype, op, count)
             return Choice(name, why, native, None)
-        return Choice(name, why, None, self._execution(request, algorithm_of(collective, name)))
+        built_by = algorithm_of(collective, name)
+        return Choice(name, why, None, self._execution(request, built_by), built_by)
 
     def _execution(self, request: Request, algorithm: Algorithm) -> Execution:
         transport, dtype, op = self._transport, request.dtype, request.op
         root = request.root if request.collective in ROOTED else -1
-        schedule = algorithm.schedule(transport.rank, transport.size, root, self.groups)
+        schedule = algorithm.schedule(
+            transport.rank, transport.size, root, self.groups, self.bandwidths
+        )
         program = Program(
             schedule,
             request.data_count(transport.size),
@@ -204,22 +232,30 @@ class Choices:
         average = op is _AVG and not algorithm.rounds_once
         if average:
             op = _SUM
-        return Execution(program, transport, self._pool, dtype, op, average=average)
+        return Execution(program, transport, self._pool, dtype, op, scaled=average)
 
 
-def _overrides(text: str) -> Mapping[str, str]:
-    """Return the algorithm for each collective, under "" that for all."""
+def overrides(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the algorithm that a variable names for each collective, under "" that for all.
+
+    Raises
+    ------
+    ArgumentValueError
+        If it names something else.
+    """
+    text = environ.get(VARIABLE, "")
     found = {}
     for part in filter(None, (word.strip() for word in text.split(","))):
         collective, separator, name = part.rpartition("=")
-        known = COLLECTIVES if separator else ("",)
-        everywhere = {one for each in COLLECTIVES for one in names(each)}
-        fits = (
-            everywhere if not separator else set(names(collective)) if collective in known else ()
-        )
-        if collective not in known or (name not in fits and name not in RESERVED):
+        known: set[str] = set()
+        if not separator:
+            known = {one for each in COLLECTIVES for one in names(each)}
+        elif collective in COLLECTIVES:
+            known = set(names(collective))
+        if name not in known and (name not in RESERVED or (separator and not known)):
             raise ArgumentValueError(
                 f"{VARIABLE}={text}: {part!r} is neither an algorithm nor collective=algorithm"
             )
-        found[collective] = name
+        if name != "auto":
+            found[collective] = name
     return found

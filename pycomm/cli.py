@@ -121,12 +121,15 @@ def _tune(words: Sequence[str]) -> int:
     if "-h" in rest or "--help" in rest:
         print(TUNE_TEXT, end="")
         return 0
+    from pycomm.tune import parse as parse_tune
+
     if detect(os.environ) is not None:
         if ranks is not None:
             raise ArgumentValueError("the ranks of this job are started already: leave out --ranks")
         from pycomm.tune import main as tune_main
 
         return tune_main(rest)
+    parse_tune(rest, os.environ)  # to be told once what is wrong, not by every rank
     ranks = usable_cores() if ranks is None else ranks
     return launch([sys.executable, "-P", "-m", "pycomm.tune", *rest], ranks, verbose=verbose)
 

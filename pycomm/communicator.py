@@ -10,12 +10,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from pycomm.algorithms.schedule import COLLECTIVES
 from pycomm.arguments import rank_of
 from pycomm.bootstrap.leaving import watch
 from pycomm.buffers import Buffer
 from pycomm.call import Call
 from pycomm.checking import as_check
+from pycomm.choice import overrides
 from pycomm.deadline import DEFAULT, Deadline, as_timeout
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Engine
@@ -23,17 +23,17 @@ from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
 from pycomm.meeting import meeting
 from pycomm.messages import Messages
 from pycomm.movement import Movement
-from pycomm.plans import Plan
+from pycomm.planner import Planning
 from pycomm.reductions import Reductions
 from pycomm.transports.base import Transport, await_transport
-from pycomm.tuning import Tuning, find
+from pycomm.tuning import find
 
 __all__ = ["Communicator"]
 
 _log = logging.getLogger("pycomm")
 
 
-class Communicator(Reductions, Movement, Messages):
+class Communicator(Reductions, Movement, Messages, Planning):
     """A group of ranks that exchange arrays.
 
     Made by `pycomm.init`, `pycomm.run_local`, `Communicator.from_mpi`, and by the split methods.
@@ -119,28 +119,31 @@ class Communicator(Reductions, Movement, Messages):
         ).tuned()
 
     def tuned(self) -> Self:
-        """Read on rank 0 what was measured on this machine, and adopt it on all ranks.
+        """Adopt on all ranks what rank 0 reads: measurements of this machine, and its environment.
 
         Raises
         ------
         ArgumentValueError
-            On all ranks, if the variable ``PYCOMM_TUNING`` names a file that cannot be used.
+            On all ranks, if ``PYCOMM_TUNING`` names a file that cannot be used, or
+            ``PYCOMM_ALGORITHM`` no algorithm.
         """
-        found: tuple[str | None, Tuning | None] = (None, None)
+        found: tuple[str | None, Any] = (None, None)
         if self._rank == 0:
             try:
+                chosen = overrides(os.environ)
                 tuning, problem = find(os.environ, self._engine.transport.library)
-                found = (None, tuning)
+                found = (None, (tuning, chosen))
                 if problem is not None:
                     _log.warning("not tuned: %s", problem)
-            except ArgumentValueError as error:
-                found = (str(error), None)
-        failure, tuning = self.broadcast_object(found)
+            except Exception as error:  # whatever it is, the other ranks wait for an answer
+                found = (str(error) or type(error).__name__, None)
+        failure, adopted = self.broadcast_object(found)
         if failure is not None:
             refused = ArgumentValueError(failure)
             self.leave(refused)
             raise refused
-        self._engine.adopt(tuning)
+        self._engine.adopt(*adopted)
+        self._engine.sequence = 0  # what users count begins with their first call
         return self
 
     @property
@@ -265,56 +268,10 @@ class Communicator(Reductions, Movement, Messages):
         child = Communicator(
             Engine(transport, engine.timeout, engine.check, label, family, engine.deterministic)
         )
-        child._engine.adopt(engine.tuning)
+        child._engine.adopt(engine.tuning, engine.choices.overrides)
         self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)
         return child
-
-    def plan(
-        self,
-        collective: str,
-        x: Any = None,
-        out: Any = None,
-        *,
-        algorithm: str = "auto",
-        timeout: float | None = None,
-        **options: Any,
-    ) -> Plan:
-        """Return a plan: `collective` on these arrays, decided once and run again and again.
-
-        Collective over all ranks, without communication. A new array for the output is made once,
-        and overwritten by each run.
-
-        Parameters
-        ----------
-        collective : str
-            The name of a method, such as ``"all_reduce"``.
-        x, out : array, optional
-            As for that method. The plan holds them.
-        algorithm, timeout, options
-            As for that method: `op`, `root`, `deterministic`.
-
-        Returns
-        -------
-        Plan
-            Call it to run the collective, print it to see how that is done.
-
-        Raises
-        ------
-        ArgumentTypeError, ArgumentValueError
-            What the method raises.
-        """
-        if collective not in COLLECTIVES:
-            raise ArgumentValueError(
-                f"no collective {collective!r} to plan; known: {', '.join(COLLECTIVES)}"
-            )
-        arrays = () if collective == "barrier" else (x, out)
-        planner = _Planner(self._engine)
-        planned = getattr(planner, collective)(
-            *arrays, algorithm=algorithm, timeout=timeout, **options
-        )
-        assert isinstance(planned, Plan)
-        return planned
 
     # --------------------------------------------------------------------------- life cycle
 
@@ -388,26 +345,6 @@ class Communicator(Reductions, Movement, Messages):
     allgather = Movement.all_gather
     alltoall = Movement.all_to_all
     bcast = Movement.broadcast
-
-
-class _Planner(Reductions, Movement):
-    """The methods of a communicator, with calls planned instead of run."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self._engine = _PlansOnly(engine)  # type: ignore[assignment]
-
-
-class _PlansOnly:
-    """In place of an engine: takes calls that were checked, and plans them."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._real = engine
-
-    def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Plan:
-        if async_op:
-            raise ArgumentValueError("async_op belongs to the calls of a plan, not to its making")
-        return Plan(self._real, call, algorithm, timeout)
 
 
 def _check_number(value: object, name: str) -> None:

@@ -1,6 +1,6 @@
 """What every call goes through: state, sequence numbers, choice of road, progress, failure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -79,13 +79,14 @@ class Engine:
         #: The first tag of the last set.
         self.meeting_tag = self._meeting_tags[0]
 
-    def adopt(self, tuning: Tuning | None) -> None:
+    def adopt(self, tuning: Tuning | None, overrides: Mapping[str, str]) -> None:
         """Go by what was measured for this layout, if it was; the same on all ranks."""
         self.tuning = tuning
+        self.choices.overrides = overrides
         layout = tuple(len(host) for host in hosts_of(self.choices.groups))
         entry = None if tuning is None else tuning.entry(layout)
-        if entry is not None:
-            self.choices.use(entry.table, entry.model, str(tuning and tuning.source))
+        if tuning is not None and entry is not None:
+            self.choices.use(entry.tables, entry.model, entry.bandwidths, tuning.source)
 
     def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`."""
@@ -111,7 +112,10 @@ class Engine:
         async_op: bool,
         prepared: Callable[[], Steps] | None = None,
     ) -> Any:
-        """Start `call` as `choice` says, by steps that were `prepared` for it if there are any."""
+        """Start `call` as `choice` says, by steps that were `prepared` for it if there are any.
+
+        `prepared` is called when the communicator is known to be free.
+        """
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
         operation = call.operation or call.collective
         if self.state != "open" or self._owner is not None:
@@ -120,7 +124,7 @@ class Engine:
         try:
             sequence = self.sequence
             if self.check:
-                self._compare(call, operation, algorithm, Deadline(allowed))
+                self._compare(call, operation, algorithm, choice, Deadline(allowed))
             test = None
             try:
                 if call.prepare is not None:
@@ -128,7 +132,7 @@ class Engine:
                 self.sequence = sequence + 1
                 native = choice.native
                 if native is None:
-                    steps = self._steps(call, choice, sequence) if prepared is None else prepared()
+                    steps = self._steps(call, choice) if prepared is None else prepared()
                     deadline = Deadline(allowed)
                     if async_op:
                         return self._track(operation, sequence, None, steps, call.result, deadline)
@@ -154,19 +158,23 @@ class Engine:
         finally:
             self._owner = None
 
-    def _steps(self, call: Call, choice: Choice, sequence: int) -> Steps:
+    def _steps(self, call: Call, choice: Choice) -> Steps:
         assert choice.execution is not None
-        first = sequence % self._numbered_sets * WINDOW
         return choice.execution.steps(
             None if call.x is None else call.x.flat,
             None if call.out is None else call.out.flat,
-            range(first, first + WINDOW),
+            self.tags(),
         )
+
+    def tags(self) -> range:
+        """Return the tags of the collective that has just been numbered."""
+        first = (self.sequence - 1) % self._numbered_sets * WINDOW
+        return range(first, first + WINDOW)
 
     def plan_tag(self) -> int | None:
         """Return a tag for the rounds of one plan and nothing else; None if there are no more.
 
-        Plans are made in the same order on all ranks, so these are equal.
+        Plans first run in the same order on all ranks, so these are equal.
         """
         self._plans += 1
         tag = self._tag_sets * WINDOW - self._plans
@@ -252,11 +260,15 @@ class Engine:
         finally:
             self._owner = None
 
-    def _compare(self, call: Call, operation: str, algorithm: str, deadline: Deadline) -> None:
+    def _compare(
+        self, call: Call, operation: str, algorithm: str, choice: Choice, deadline: Deadline
+    ) -> None:
         """Compare the call with the other ranks' before anything is sent."""
         op = call.asked or call.op
         if self.deterministic if call.deterministic is None else call.deterministic:
             algorithm += ", deterministic"
+        if choice.algorithm != algorithm:
+            algorithm += f" ({choice.algorithm})"  # what it means here
         own = encode(
             (operation, call.dtype.name, "" if op is None else str(op), algorithm),
             (self.sequence, call.count, call.root),

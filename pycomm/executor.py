@@ -5,8 +5,8 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from pycomm.dtypes import DType, Op
-from pycomm.kernels.host import divide, reduce_arrays
+from pycomm.dtypes import DType, Op, PremulSum
+from pycomm.kernels.host import premultiply, reduce_arrays
 from pycomm.program import BoundRound, Copy, Message, Piece, Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
@@ -33,14 +33,15 @@ class Execution:
         dtype: DType,
         op: Op | None,
         *,
-        average: bool = False,
+        scaled: bool = False,
     ) -> None:
         self.program = program
         self._transport = transport
         self._pool = pool
         self._dtype = dtype
         self._op = op
-        self._average = average
+        self._scaled = scaled
+        self._factor = PremulSum(1 / transport.size)
         self._window = min(WINDOW, program.segments)
         self._scratch = (program.work + program.stage) * dtype.itemsize
         self._nothing = np.empty(0, dtype.numpy)
@@ -57,11 +58,13 @@ class Execution:
             `WINDOW` tags that no other operation uses at the same time.
         """
         program, pool, scratch = self.program, self._pool, self._scratch
-        blocks = [pool.take(scratch) for _ in range(self._window)] if scratch else ()
+        blocks = [pool.take(scratch) for _ in range(self._window)] if scratch else []
         if x is None:
             x = self._nothing
         if out is None:
             out = self._nothing
+        if self._scaled:
+            blocks, x = self._scale(x, blocks)
         for source, target in program.copies:
             _fill(out[target.start : target.stop], x[source.start : source.stop])
         if program.segments == 1:
@@ -75,17 +78,25 @@ class Execution:
             yield from self._pipeline(slots, tags)
         for block in blocks:  # not after a failure: a message may still land in them
             pool.give(block)
-        if self._average:
-            divide(out, self._transport.size, self._dtype)
+
+    def _scale(self, x: Array, blocks: Sequence[Array]) -> tuple[list[Array], Array]:
+        """Return the input divided by the number of ranks, and the scratch with its own.
+
+        The average of halves that are added in steps: their sum may be too large for them.
+        """
+        block = self._pool.take(x.nbytes)
+        scaled = block[: x.nbytes].view(self._dtype.numpy)
+        premultiply(x, scaled, self._dtype, self._factor)
+        return [*blocks, block], scaled
 
     def prepared(self, x: Array | None, out: Array | None, tag: int) -> Callable[[], Steps] | None:
         """Return what does `steps` on the same arrays any number of times, one after the other.
 
         Everything is bound once: messages to arrays, arrays to requests. It has scratch of its own
-        and needs one tag for itself. None where segments take turns.
+        and needs one tag for itself. None where segments take turns, or the input is scaled.
         """
         program = self.program
-        if program.segments > 1:
+        if program.segments > 1 or self._scaled:
             return None
         x = self._nothing if x is None else x
         out = self._nothing if out is None else out
@@ -122,8 +133,6 @@ class Execution:
                     reduce_arrays(sources, target, dtype, op)
                 for target, source in unpacks:
                     target[:] = source
-            if self._average:
-                divide(out, self._transport.size, dtype)
 
         return steps
 

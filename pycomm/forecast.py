@@ -12,7 +12,9 @@ from pycomm.algorithms.cost import Link, Model, predict
 from pycomm.algorithms.registry import Algorithm, algorithm_of, names
 from pycomm.algorithms.schedule import COLLECTIVES, ROOTED
 from pycomm.algorithms.verify import verify
+from pycomm.choice import SEGMENT
 from pycomm.errors import ArgumentValueError, LibraryNotFoundError
+from pycomm.units import format_bytes, format_seconds, parse_size
 
 __all__ = [
     "Forecast",
@@ -25,40 +27,31 @@ __all__ = [
     "to_text",
 ]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(bit|b|B)/s", re.ASCII)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s)", re.ASCII)
-_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 # Messages of all ranks and segments that a forecast works through, so that it ends within seconds.
 _MESSAGES = 3_000_000
 _SEGMENTS = 64
+_RANKS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What one algorithm would do: steps and bytes of the rank that has most, and the time.
+    """What one algorithm would do: rounds and bytes of the rank that has most, and the time.
 
     Bandwidths are those of nccl-tests, in bytes a second.
     """
 
     algorithm: str
-    steps: int
+    rounds: int
     bytes_sent: int
     largest_hop: int
     segments: int
     seconds: float
     algorithm_bandwidth: float
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as ``512K`` or ``1G``, in powers of 1024."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ArgumentValueError(f"{text!r} is not a size, such as 64K, 8M or 1G")
-    return int(float(match[1]) * _BINARY[match[2].upper()])
 
 
 def parse_rate(text: str) -> float:
@@ -86,7 +79,6 @@ def forecast(
     nbytes: int,
     model: Model,
     *,
-    segment: int = 4 << 20,
     check: bool = False,
 ) -> list[Forecast]:
     """Return what algorithms would take, fastest first.
@@ -103,8 +95,6 @@ def forecast(
         Size of the data in bytes.
     model : Model
         What messages and reductions cost.
-    segment : int
-        Bytes that a segment of a chunk may have.
     check : bool
         Also prove the schedules right.
 
@@ -120,7 +110,7 @@ def forecast(
         tuple(range(host * per_host, (host + 1) * per_host)) for host in range(hosts)
     )
     found = [
-        _one(algorithm, size, groups, nbytes, model, segment, check)
+        _one(algorithm, size, groups, nbytes, model, check)
         for algorithm in [algorithm_of(collective, name) for name in chosen]
     ]
     return sorted(found, key=lambda one: one.seconds)
@@ -132,7 +122,6 @@ def _one(
     groups: tuple[Any, ...],
     nbytes: int,
     model: Model,
-    segment: int,
     check: bool,
 ) -> Forecast:
     root = 0 if algorithm.collective in ROOTED else -1
@@ -141,7 +130,7 @@ def _one(
         verify(schedules)
     messages = sum(len(steps) for one in schedules for steps in one.rounds)
     most = max(1, min(_SEGMENTS, _MESSAGES // max(1, messages)))
-    segments = min(schedules[0].segments(nbytes, algorithm.segment_of(segment, len(groups))), most)
+    segments = min(schedules[0].segments(nbytes, algorithm.segment_of(SEGMENT, len(groups))), most)
     seconds = predict(schedules, nbytes, model, groups, segments=segments)
     return Forecast(
         algorithm.name,
@@ -156,15 +145,15 @@ def _one(
 
 def to_text(title: str, found: Sequence[Forecast]) -> str:
     """Return a table."""
-    head = ("algorithm", "steps", "sent/rank", "largest hop", "segments", "time", "algbw")
+    head = ("algorithm", "rounds", "sent/rank", "largest hop", "segments", "time", "algbw")
     rows = [
         (
             one.algorithm,
-            str(one.steps),
-            _bytes(one.bytes_sent),
-            _bytes(one.largest_hop),
+            str(one.rounds),
+            format_bytes(one.bytes_sent),
+            format_bytes(one.largest_hop),
             str(one.segments),
-            _seconds(one.seconds),
+            format_seconds(one.seconds),
             f"{one.algorithm_bandwidth / 1e9:.2f} GB/s",
         )
         for one in found
@@ -177,21 +166,6 @@ def to_text(title: str, found: Sequence[Forecast]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join([title, line(head), *map(line, rows)])
-
-
-def _bytes(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} GiB"
-
-
-def _seconds(seconds: float) -> str:
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.4g} {unit}"
-    return f"{seconds * 1e6:.4g} µs"
 
 
 def plot(path: Path, title: str, curves: dict[str, list[tuple[int, float]]]) -> None:
@@ -258,6 +232,10 @@ def run(options: argparse.Namespace) -> str:
     hosts, per_host = options.hosts, options.per_host
     if hosts < 1 or per_host < 1 or options.nics < 0:
         raise ArgumentValueError("--hosts and --per-host are at least 1, --nics at least 0")
+    if hosts * per_host > _RANKS:
+        raise ArgumentValueError(
+            f"{hosts} x {per_host} ranks: schedules of more than {_RANKS} need too much memory here"
+        )
     model = Model(
         parse_link(options.inside), parse_link(options.across), parse_rate(options.reduce),
         options.nics,
@@ -270,7 +248,7 @@ def run(options: argparse.Namespace) -> str:
         return forecast(options.collective, chosen, hosts, per_host, size, model, check=check)
 
     found = at(nbytes, check=options.verify)
-    title = f"{options.collective} of {_bytes(nbytes)} on {hosts} x {per_host} ranks"
+    title = f"{options.collective} of {format_bytes(nbytes)} on {hosts} x {per_host} ranks"
     if options.plot is not None:
         curves: dict[str, list[tuple[int, float]]] = {name: [] for name in chosen}
         size = 1 << 10

@@ -5,13 +5,13 @@ from typing import Any
 
 from pycomm.algorithms.cost import predict
 from pycomm.algorithms.hierarchical import hosts_of
-from pycomm.algorithms.registry import algorithm_of
 from pycomm.algorithms.schedule import ROOTED, Schedule
 from pycomm.call import Call
 from pycomm.choice import Choice, groups_of
 from pycomm.engine import Engine
 from pycomm.errors import CommError
 from pycomm.executor import WINDOW, Steps
+from pycomm.units import format_bytes, format_seconds
 
 __all__ = ["Plan"]
 
@@ -37,14 +37,7 @@ class Plan:
         self._choice: Choice = engine.choose(call, algorithm)
         self._work: Any = None
         self._prepared: _Prepared = None
-        # Also where it is not used, so that all ranks count alike.
-        tag = engine.plan_tag()
-        if self._choice.execution is not None and tag is not None:
-            self._prepared = self._choice.execution.prepared(
-                None if call.x is None else call.x.flat,
-                None if call.out is None else call.out.flat,
-                tag,
-            )
+        self._ran = False
 
     def __call__(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Run the collective on the plan's arrays; collective over all ranks.
@@ -80,11 +73,26 @@ class Plan:
             self._asked,
             self._timeout if timeout is None else timeout,
             async_op,
-            self._prepared,
+            None if self._choice.execution is None else self._steps,
         )
         if async_op:
             self._work = result
         return result
+
+    def _steps(self) -> Steps:
+        """Return the steps of one run; the first run on all ranks together prepares them."""
+        execution = self._choice.execution
+        assert execution is not None
+        x = None if self._call.x is None else self._call.x.flat
+        out = None if self._call.out is None else self._call.out.flat
+        if not self._ran:
+            self._ran = True
+            tag = self._engine.plan_tag()
+            if tag is not None:
+                self._prepared = execution.prepared(x, out, tag)
+        if self._prepared is not None:
+            return self._prepared()
+        return execution.steps(x, out, self._engine.tags())
 
     @property
     def collective(self) -> str:
@@ -136,9 +144,9 @@ class Plan:
             return None
         root = self._call.root if schedule.collective in ROOTED else -1
         groups = groups_of(transport)
-        schedules = algorithm_of(schedule.collective, self.algorithm).schedules(
-            transport.size, root, groups
-        )
+        built = self._choice.built_by
+        assert built is not None
+        schedules = built.schedules(transport.size, root, groups, self._engine.choices.bandwidths)
         nbytes = self._count * self._call.dtype.itemsize
         segments = min(self.segments, _PREDICTED_SEGMENTS)
         model = self._engine.choices.model
@@ -155,8 +163,8 @@ class Plan:
         op = "" if call.op is None else f", {call.asked or call.op}"
         nbytes = self._count * call.dtype.itemsize
         lines = [
-            f"{call.collective} of {self._count:,} {call.dtype.name} ({_bytes(nbytes)}){op}, rank "
-            f"{transport.rank} of {transport.size} on {hosts} host{'s' * (hosts > 1)}",
+            f"{call.collective} of {self._count:,} {call.dtype.name} ({format_bytes(nbytes)}){op}, "
+            f"rank {transport.rank} of {transport.size} on {hosts} host{'s' * (hosts > 1)}",
             f"  algorithm  {self.algorithm}: {self.why}",
         ]
         if self.schedule is None:
@@ -166,27 +174,14 @@ class Plan:
         hop = self.schedule.largest_hop(self._count) * call.dtype.itemsize
         cut = f", each in {self.segments} segments" if self.segments > 1 else ""
         lines.append(f"  steps      {self.steps}{cut}")
-        lines.append(f"  sends      {_bytes(sent)} from this rank, at most {_bytes(hop)} a hop")
+        lines.append(
+            f"  sends      {format_bytes(sent)} from this rank, at most {format_bytes(hop)} a hop"
+        )
         seconds = self.predicted_seconds
         if seconds is not None:
             source = self._engine.choices.model_source
-            lines.append(f"  predicted  {_seconds(seconds)} by the {source}")
+            lines.append(f"  predicted  {format_seconds(seconds)} by the {source}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<pycomm.Plan {self.collective} by {self.algorithm}>"
-
-
-def _bytes(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.4g} GiB"
-
-
-def _seconds(seconds: float) -> str:
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

@@ -80,7 +80,7 @@ def init(
             timeout=allowed,
             check=checked,
             deterministic=deterministic,
-        )
+        ).tuned()
     from pycomm.bootstrap.mpi import world_transport
 
     transport = world_transport(launch, allowed)
@@ -169,6 +169,7 @@ def run_local(
     def run(rank: int) -> None:
         try:
             with comms[rank] as comm:
+                comm.tuned()
                 results[rank] = function(comm, *args)
         except BaseException as error:
             failures.append((rank, error))

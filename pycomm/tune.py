@@ -7,10 +7,11 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,14 +20,15 @@ from pycomm.algorithms.cost import Link, Model
 from pycomm.algorithms.hierarchical import hosts_of
 from pycomm.algorithms.registry import algorithm_of, names
 from pycomm.algorithms.schedule import PARTED
-from pycomm.algorithms.select import EVERYTHING, Rule
+from pycomm.algorithms.select import Rule
 from pycomm.communicator import Communicator
 from pycomm.dtypes import DTYPES, ReduceOp
 from pycomm.errors import ArgumentValueError, CommError
 from pycomm.kernels.host import reduce_arrays
 from pycomm.tuning import VARIABLE, Entry, default_path, machine, write
+from pycomm.units import parse_size
 
-__all__ = ["COLLECTIVES", "decide", "main", "measure"]
+__all__ = ["COLLECTIVES", "Options", "decide", "main", "measure", "parse"]
 
 #: What is measured. Gather and scatter have one algorithm beside the library's own, and go by it.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
@@ -38,6 +40,7 @@ _MOST_CALLS = 200  # a block
 # sizes: it would take most of the time.
 _HOPELESS, _SLOW = 4.0, 0.002
 _CLEARLY = 0.97  # what is that much faster takes over from the algorithm of smaller sizes
+_UNEQUAL = 1.5  # roads of ranks differ if the fastest has that many times the slowest's bandwidth
 _LONG = 4 << 20  # bytes of the messages that tell the bandwidth
 
 Call = Callable[[], Any]
@@ -119,6 +122,7 @@ def measure(
     Entry or None
         What rank 0 has decided, on rank 0.
     """
+    choices = comm._engine.choices
     table = {}
     for collective in collectives:
         times: list[dict[str, float]] = []
@@ -133,17 +137,20 @@ def measure(
             ranked = sorted(found, key=lambda name: found[name])
             listed = "  ".join(f"{name} {found[name] * 1e6:.1f}" for name in ranked)
             say(f"{collective:>14} {nbytes:>10} bytes, µs:  {listed}")
-        table[collective] = decide(sizes, times)
-    model = _fit(comm)
-    layout = tuple(len(host) for host in hosts_of(comm._engine.choices.groups))
-    return Entry(layout, table, model) if comm.rank == 0 else None
+        table[collective] = decide(sizes, times, choices.table[collective])
+    model, bandwidths = _fit(comm)
+    layout = tuple(len(host) for host in hosts_of(choices.groups))
+    return Entry(layout, {"host": table}, model, bandwidths) if comm.rank == 0 else None
 
 
-def decide(sizes: Sequence[int], times: Sequence[dict[str, float]]) -> tuple[Rule, ...]:
+def decide(
+    sizes: Sequence[int], times: Sequence[dict[str, float]], beyond: Sequence[Rule]
+) -> tuple[Rule, ...]:
     """Return rules from the seconds that algorithms took at each size.
 
     An algorithm stays the best until another is clearly faster: measurements have noise. The limit
-    between two sizes is their geometric mean.
+    between two sizes is their geometric mean; from twice the last size on, the rules of `beyond`
+    count.
     """
     rules: list[Rule] = []
     for index, found in enumerate(times):
@@ -153,20 +160,24 @@ def decide(sizes: Sequence[int], times: Sequence[dict[str, float]]) -> tuple[Rul
             ranked.remove(before)
             ranked.insert(0, before)
         last = index + 1 == len(sizes)
-        limit = EVERYTHING if last else isqrt(sizes[index] * sizes[index + 1])
+        limit = 2 * sizes[index] if last else isqrt(sizes[index] * sizes[index + 1])
         if rules and rules[-1].names[0] == ranked[0]:
             rules[-1] = Rule(limit, tuple(ranked))
         else:
             rules.append(Rule(limit, tuple(ranked)))
-    return tuple(rules)
+    return (*rules, *(rule for rule in beyond if rule.limit > rules[-1].limit))
 
 
-def _fit(comm: Communicator) -> Model:
-    """Return a cost model from rings and direct exchanges, all ranks talking at once."""
+def _fit(comm: Communicator) -> tuple[Model, tuple[float, ...] | None]:
+    """Return a cost model from rings and direct exchanges, all ranks talking at once.
+
+    And how fast each rank's road to other hosts is, if they differ.
+    """
     own = _link(comm.host, comm.host) if comm.local_size > 1 else None
     # Hosts may have different numbers of ranks: all take part in what follows.
     inside = next((link for link in comm.all_gather_object(own) if link is not None), None)
     across, nics = None, 0
+    bandwidths: tuple[float, ...] | None = None
     if comm.local_size < comm.size:
         leaders = comm.split(0 if comm.local_rank == 0 else None)
         alone = None if leaders is None else _link(leaders, leaders)
@@ -177,8 +188,10 @@ def _fit(comm: Communicator) -> Model:
         nics = 1
         if all(size > 1 for size in comm.all_gather_object(rails.size)):
             # Ranks that share a NIC get a part of its bandwidth when all of them talk.
-            share = comm.broadcast_object(_link(rails, comm)).bandwidth / across.bandwidth
-            nics = max(1, round(comm.local_size * share))
+            speeds = comm.all_gather_object(_link(rails, comm).bandwidth)
+            nics = max(1, round(comm.local_size * speeds[0] / across.bandwidth))
+            if max(speeds) > _UNEQUAL * min(speeds):
+                bandwidths = tuple(speeds)
     x = np.ones(_LONG // 4, np.float32)
     total = np.empty_like(x)
 
@@ -189,7 +202,7 @@ def _fit(comm: Communicator) -> Model:
     inside = inside or across
     if inside is None:
         inside = Link(1e-6, 1e10)  # one rank alone: there is nothing to send
-    return Model(inside, across or inside, _LONG / seconds, nics)
+    return Model(inside, across or inside, _LONG / seconds, nics), bandwidths
 
 
 def _link(group: Communicator, comm: Communicator) -> Link:
@@ -214,40 +227,83 @@ def _link(group: Communicator, comm: Communicator) -> Link:
     return Link(step - overhead, _LONG / max(long - step, 1e-9), overhead)
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure, and where to write it."""
+
+    path: Path
+    sizes: tuple[int, ...]
+    collectives: tuple[str, ...]
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Read the command line.
+
+    Raises
+    ------
+    ArgumentValueError
+        If it cannot be used.
+    """
+    parser = _Parser(prog="pycomm tune", add_help=False, allow_abbrev=False)
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("-e", "--maxbytes", type=parse_size, default=16 << 20)
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES))
+    seen = parser.parse_args(list(argv))
+    chosen = tuple(seen.collectives.split(","))
+    unknown = [name for name in chosen if name not in COLLECTIVES]
+    if unknown:
+        raise ArgumentValueError(f"--collectives are {', '.join(COLLECTIVES)}, not {unknown[0]!r}")
+    if seen.maxbytes < 64:
+        raise ArgumentValueError("-e: sizes begin with 64 bytes")
+    named = environ.get(VARIABLE, "")
+    path = seen.output or (Path(named) if named and named.lower() != "off" else None)
+    path = path or default_path(environ)
+    if path is None:
+        raise ArgumentValueError("there is no home to write to: name a file, -o FILE")
+    sizes = tuple(64 << 2 * step for step in range(24) if 64 << 2 * step <= seen.maxbytes)
+    return Options(path, sizes, chosen)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentValueError(f"tune: {message}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure on the ranks that are there, and write the file on rank 0.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments, `sys.argv` without the program if None. All ranks give the same.
 
     Returns
     -------
     int
-        0, or 1 if the communication failed or the file cannot be written.
+        0, 1 if the communication failed or the file cannot be written, 2 for wrong arguments.
     """
-    parser = argparse.ArgumentParser(prog="pycomm tune", description=__doc__)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
-    parser.add_argument("-e", "--maxbytes", type=int, default=16 << 20, metavar="BYTES")
-    parser.add_argument("--collectives", default=",".join(COLLECTIVES), metavar="NAMES")
-    options = parser.parse_args(argv)
-    chosen = options.collectives.split(",")
-    unknown = [name for name in chosen if name not in COLLECTIVES]
-    if unknown or options.maxbytes < 64:
-        parser.error(f"collectives are {', '.join(COLLECTIVES)}; sizes begin with 64 bytes")
-    path = options.output or Path(os.environ.get(VARIABLE, "") or default_path(os.environ))
-    sizes = [64 << 2 * step for step in range(32) if 64 << 2 * step <= options.maxbytes]
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except ArgumentValueError as error:
+        print(f"pycomm: {error}", file=sys.stderr, flush=True)
+        return 2
     os.environ[VARIABLE] = "off"  # what is there already has no say in what is measured
     try:
         with pycomm.init() as comm:
-            return _run(comm, sizes, chosen, path)
+            return _run(comm, options)
     except CommError as error:
         print(f"pycomm tune: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
 
 
-def _run(comm: Communicator, sizes: Sequence[int], chosen: Sequence[str], path: Path) -> int:
+def _run(comm: Communicator, options: Options) -> int:
+    path = options.path
+
     def say(line: str) -> None:
         if comm.rank == 0:
             print(line, flush=True)
 
-    entry = measure(comm, sizes, chosen, say)
+    entry = measure(comm, options.sizes, options.collectives, say)
     problem = None
     if entry is not None:
         try:

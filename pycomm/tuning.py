@@ -34,15 +34,18 @@ class Entry:
     ----------
     layout : tuple of int
         Ranks on each host, in the order of the hosts' first ranks.
-    table : Table
-        The best algorithms by collective and size.
+    tables : dict
+        For each kind of memory, the best algorithms by collective and size.
     model : Model
         What messages and reductions cost.
+    bandwidths : tuple of float, optional
+        Bytes a second that each rank reaches to other hosts, if ranks differ.
     """
 
     layout: tuple[int, ...]
-    table: Table
+    tables: Mapping[str, Table]
     model: Model
+    bandwidths: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,12 @@ def machine(library: str) -> dict[str, Any]:
     return {"cpu": cpu, "cores": os.cpu_count(), "library": library}
 
 
-def default_path(environ: Mapping[str, str]) -> Path:
-    """Return where the file is if no variable says so."""
-    base = environ.get("XDG_CONFIG_HOME") or str(
-        Path(environ.get("HOME", "~")).expanduser() / ".config"
-    )
-    return Path(base) / "pycomm" / "tuning.json"
+def default_path(environ: Mapping[str, str]) -> Path | None:
+    """Return where the file is if no variable says so, None where there is no home."""
+    base = environ.get("XDG_CONFIG_HOME") or ""
+    if not base and environ.get("HOME"):
+        base = str(Path(environ["HOME"]) / ".config")
+    return Path(base) / "pycomm" / "tuning.json" if Path(base).is_absolute() else None
 
 
 def find(environ: Mapping[str, str], library: str) -> tuple[Tuning | None, str | None]:
@@ -92,7 +95,7 @@ def find(environ: Mapping[str, str], library: str) -> tuple[Tuning | None, str |
     if named.lower() == "off":
         return None, None
     path = Path(named) if named else default_path(environ)
-    if not named and not path.is_file():
+    if path is None or not (named or path.exists()):
         return None, None
     try:
         return read(path, machine(library)), None
@@ -114,7 +117,7 @@ def read(path: Path, here: Mapping[str, Any]) -> Tuning:
         told = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ArgumentValueError(f"{path} is no tuning: {error}") from None
     if not isinstance(told, dict) or told.get("format") != _FORMAT:
         raise ArgumentValueError(f'{path} is no tuning: it lacks "format": "{_FORMAT}"')
@@ -137,14 +140,24 @@ def read(path: Path, here: Mapping[str, Any]) -> Tuning:
         )
     try:
         entries = tuple(_entry(one) for one in told["entries"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ArgumentValueError(f"{path} is no tuning: {error!r}") from None
     return Tuning(str(path), entries)
 
 
 def _entry(told: Mapping[str, Any]) -> Entry:
+    tables = {memory: _table(table) for memory, table in told["tables"].items()}
+    layout = tuple(int(ranks) for ranks in told["layout"])
+    speeds = told["bandwidths"]
+    bandwidths = None if speeds is None else tuple(map(float, speeds))
+    if bandwidths is not None and (len(bandwidths) != sum(layout) or not min(bandwidths) > 0):
+        raise ValueError(f"bandwidths are not one positive number for each of {sum(layout)} ranks")
+    return Entry(layout, tables, Model.from_dict(told["model"]), bandwidths)
+
+
+def _table(told: Mapping[str, Any]) -> Table:
     table = {}
-    for collective, rules in told["table"].items():
+    for collective, rules in told.items():
         known = (*RESERVED, *names(collective))
         made = [
             Rule(EVERYTHING if limit is None else int(limit), tuple(best)) for limit, best in rules
@@ -157,8 +170,7 @@ def _entry(told: Mapping[str, Any]) -> Entry:
             if unknown or not rule.names:
                 raise ValueError(f"there is no algorithm {unknown} for {collective}")
         table[collective] = tuple(made)
-    layout = tuple(int(ranks) for ranks in told["layout"])
-    return Entry(layout, table, Model.from_dict(told["model"]))
+    return table
 
 
 def write(path: Path, entry: Entry, here: Mapping[str, Any]) -> None:
@@ -177,11 +189,16 @@ def write(path: Path, entry: Entry, here: Mapping[str, Any]) -> None:
         {
             "layout": one.layout,
             "model": one.model.to_dict(),
-            "table": {
-                collective: [
-                    [None if rule.limit == EVERYTHING else rule.limit, rule.names] for rule in rules
-                ]
-                for collective, rules in one.table.items()
+            "bandwidths": one.bandwidths,
+            "tables": {
+                memory: {
+                    collective: [
+                        [None if rule.limit == EVERYTHING else rule.limit, rule.names]
+                        for rule in rules
+                    ]
+                    for collective, rules in table.items()
+                }
+                for memory, table in one.tables.items()
             },
         }
         for one in sorted([*others, entry], key=lambda one: one.layout)

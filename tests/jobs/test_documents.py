@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -36,7 +37,8 @@ def test_the_example_of_the_readme(tmp_path: Path, ranks: int | None) -> None:
     assert "{'lr': 0.1}" in ended.stdout
 
 
-def test_the_examples_of_docstrings() -> None:
-    failed, tried = doctest.testmod(start)
-    assert tried >= 4
+@pytest.mark.parametrize("module", [start, sys.modules["pycomm.algorithms.simulate"]])
+def test_the_examples_of_docstrings(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert tried >= 3
     assert not failed

@@ -266,7 +266,7 @@ def test_what_was_tuned_is_used_by_all_ranks(mpirun: object, tmp_path: Path) -> 
     assert ended.returncode == 0, ended.stderr
     assert f"wrote {file} for a layout of 2 ranks a host" in ended.stdout
     told = json.loads(file.read_text())
-    told["entries"][0]["table"] = {"all_reduce": [[None, ["double_tree"]]]}
+    told["entries"][0]["tables"] = {"host": {"all_reduce": [[None, ["double_tree"]]]}}
     file.write_text(json.dumps(told))
     program.write_text(
         "import numpy, pycomm\n"

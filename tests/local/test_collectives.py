@@ -26,7 +26,7 @@ def test_segments_and_hosts_against_numpy(data: st.DataObject) -> None:
     hosts = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size), label="hosts")
     case = data.draw(cases(size), label="case")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "_SEGMENT", data.draw(st.sampled_from([16, 64, 256])))
+        patch.setattr(choice, "SEGMENT", data.draw(st.sampled_from([16, 64, 256])))
         pycomm.run_local(size, check_case, case, timeout=20, hosts=hosts)
 
 
@@ -36,7 +36,7 @@ def test_long_reductions_in_segments(
     size: int, collective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every algorithm with uneven last segments, and less data than ranks."""
-    monkeypatch.setattr(choice, "_SEGMENT", 64)
+    monkeypatch.setattr(choice, "SEGMENT", 64)
     for dtype, op in (("float32", "sum"), ("bfloat16", "avg"), ("int8", "avg"), ("int16", "max")):
         for name in usable(collective, dtype, op):
             for count in (1, 2, size, 33, 257):

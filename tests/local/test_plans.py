@@ -7,9 +7,8 @@ import pytest
 
 import pycomm
 from pycomm import ArgumentValueError, CommError, Communicator, Plan, choice
-from pycomm.algorithms import Schedule, algorithm_of, names, register, unregister
+from pycomm.algorithms import Schedule, names, register, unregister
 from pycomm.algorithms.ring import ring_all_reduce
-from pycomm.dtypes import DTYPES
 
 HOSTS = [0, 1, 0, 1]
 
@@ -76,7 +75,7 @@ def test_all_to_all_in_place_reads_its_array_each_time() -> None:
 
 
 def test_long_plans_go_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_SEGMENT", 256)
+    monkeypatch.setattr(choice, "SEGMENT", 256)
 
     def run(comm: Communicator) -> None:
         x = np.empty(2000)
@@ -179,17 +178,23 @@ def test_averages_of_integers_need_the_whole_sum() -> None:
     assert pycomm.run_local(4, run, timeout=20, hosts=HOSTS) == [101] * 4
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_averages_of_halves_divide_in_float32(dtype: str) -> None:
+@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 0, 1]])
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+def test_averages_of_large_halves_stay_finite(collective: str, hosts: list[int]) -> None:
     def run(comm: Communicator) -> None:
-        row = DTYPES[dtype]
-        x = np.full(7, comm.rank + 0.5, np.float32).astype(row.numpy)
-        expected = np.float32(4.5) / np.float32(3)
-        for name in names("all_reduce"):
-            result = comm.all_reduce(x.copy(), op="avg", algorithm=name)
-            assert (result == np.array(expected).astype(row.numpy)).all(), name
+        for name in ("auto", *names(collective)):
+            for count in (4, 40_000):
+                x = np.full(count, 40000.0, np.float16)
+                result = getattr(comm, collective)(x, op="avg", algorithm=name)
+                if result is not None:
+                    assert (result == 40000.0).all(), name
+                plan = comm.plan(collective, x, op="avg", algorithm=name)
+                x[:] = 40000.0
+                for _ in range(2):
+                    result = plan()
+                    assert result is None or (result == 40000.0).all(), name
 
-    pycomm.run_local(3, run, timeout=20)
+    pycomm.run_local(4, run, timeout=30, hosts=hosts)
 
 
 def test_the_variable_overrides_auto(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +211,32 @@ def test_the_variable_overrides_auto(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv("PYCOMM_ALGORITHM", value)
         assert pycomm.run_local(2, run, timeout=20) == [expected] * 2
-    for value in ("magic", "all_reduce=bruck", "sum=ring", "all_reduce="):
+    for value in ("magic", "all_reduce=bruck", "sum=ring", "sum=native", "all_reduce="):
         monkeypatch.setenv("PYCOMM_ALGORITHM", value)
         with pytest.raises(ArgumentValueError, match="PYCOMM_ALGORITHM"):
             pycomm.run_local(2, run, timeout=20)
+    # What it names may not be able to do everything; pycomm's own calls have to work.
+    for value in ("native", "ring", "all_reduce=ring"):
+        monkeypatch.setenv("PYCOMM_ALGORITHM", value)
+
+        def work(comm: Communicator) -> None:
+            x = comm.all_reduce(np.array([comm.rank, 3]), op="avg")
+            assert x.tolist() == [0, 3]
+            assert comm.all_gather_object(comm.rank) == [0, 1]
+
+        pycomm.run_local(2, work, timeout=20)
+
+
+def test_a_plan_of_one_rank_alone_disturbs_nobody() -> None:
+    def run(comm: Communicator) -> None:
+        x = np.ones(100)
+        if comm.rank == 0:
+            assert "ring" in str(comm.plan("all_reduce", x, algorithm="ring"))
+        plan = comm.plan("all_reduce", x, algorithm="ring")
+        for turn in range(1, 3):
+            assert plan()[0] == comm.size**turn
+
+    pycomm.run_local(3, run, timeout=20)
 
 
 def test_an_algorithm_of_ones_own_runs_by_its_name() -> None:
@@ -229,6 +256,20 @@ def test_an_algorithm_of_ones_own_runs_by_its_name() -> None:
         unregister("all_reduce", "mine")
 
 
+def test_an_algorithm_that_is_gone_is_not_used_any_more() -> None:
+    with pycomm.init("local") as comm:
+        for build in (ring_all_reduce, lambda rank, size: Schedule("all_reduce", 0, 1, 7, ())):
+            register("all_reduce", "mine", build)
+            plan = comm.plan("all_reduce", np.ones(9), algorithm="mine")
+            assert plan.schedule == build(0, 1)
+            comm.all_reduce(np.ones(9), algorithm="mine")
+            unregister("all_reduce", "mine")
+            assert "mine" in str(plan)  # it goes on with what it has
+            assert plan()[0] == 1
+            with pytest.raises(ArgumentValueError, match="unknown algorithm 'mine'"):
+                comm.all_reduce(np.ones(9), algorithm="mine")
+
+
 # ------------------------------------------------------------------------------------- determinism
 
 
@@ -246,10 +287,9 @@ def test_bits_do_not_depend_on_run_rank_or_segments(
 
     found = []
     for segment in (4 << 20, 4 << 20, 1000, 96):
-        monkeypatch.setattr(choice, "_SEGMENT", segment)
+        monkeypatch.setattr(choice, "SEGMENT", segment)
         found.append(
             pycomm.run_local(5, run, timeout=30, hosts=[0, 0, 1, 1, 1], deterministic=True)
         )
     assert len({result for results in found for result, _ in results}) == 1
     assert len({tuple(part for _, part in results) for results in found}) == 1
-    assert algorithm_of("all_reduce", name).name == name

@@ -69,7 +69,7 @@ def test_segments_do_not_change_bits(
     generator = np.random.default_rng(comm.rank)
     x = generator.normal(size=30_001).astype(np.float32)
     whole = {name: comm.all_reduce(x.copy(), algorithm=name) for name in names("all_reduce")}
-    monkeypatch.setattr(choice, "_SEGMENT", segment)
+    monkeypatch.setattr(choice, "SEGMENT", segment)
     with pycomm.init("mpi", timeout=30, deterministic=True) as other:
         for name, expected in whole.items():
             found = other.all_reduce(x.copy(), algorithm=name)
@@ -87,6 +87,24 @@ def test_a_fixed_order_is_never_the_librarys(comm: Communicator) -> None:
     with pycomm.init("mpi", timeout=30, deterministic=True) as other:
         assert other.plan("reduce_scatter", np.ones(comm.size)).algorithm == "direct"
         assert other.plan("reduce", x, deterministic=False).algorithm == "native"
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+def test_auto_in_a_fixed_order_gives_the_same_bits_in_every_run(
+    comm: Communicator, collective: str
+) -> None:
+    """Sizes on both sides of every limit of the built-in table; `comm` is the root of reduce."""
+    generator = np.random.default_rng(comm.rank)
+    for count in (60, 24_000, 600_000):
+        x = (generator.normal(size=count) * 10.0 ** generator.integers(-4, 5, count)).astype("f4")
+        found = []
+        for _ in range(3):
+            with pycomm.init("mpi", timeout=30, deterministic=True) as other:
+                result = getattr(other, collective)(x.copy())
+                found.append(None if result is None else result.tobytes())
+        assert len(set(found)) == 1
+        if collective == "all_reduce":
+            assert len(set(comm.all_gather_object(found[0]))) == 1
 
 
 def test_checked_mode_sees_algorithms_and_plans_that_differ() -> None:

@@ -211,6 +211,12 @@ def expected_result(
     return np.asarray(results[kind])
 
 
+def test_halves_accumulate_in_float32() -> None:
+    inputs = [np.array([x], np.float16) for x in (2048, 1, 1, 1)]
+    one_shot = algorithm_of("all_reduce", "one_shot").schedules(4)
+    assert [float(out[0]) for out in simulate(one_shot, inputs)] == [2052] * 4  # 2051, to even
+
+
 def test_what_the_simulator_refuses() -> None:
     ring = algorithm_of("all_reduce", "ring").schedules(2)
     for inputs, op in (
@@ -331,8 +337,8 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ScheduleError, match="sends what is not there"):
         two(((Recv(1, (0,), False),), (Send(0, (0,)),)), collective="broadcast")
     two(((Send(1, (0,)),), (Recv(0, (0,), False),)), collective="broadcast")
-    # A message is another chunk than the one it is stored in.
-    with pytest.raises(ScheduleError, match="rank 1 ends with"):
+    # A message is another chunk than the one it is stored in, which may have another size.
+    with pytest.raises(ScheduleError, match="chunks have different sizes"):
         two(
             ((Send(1, (0, 1)),), (Recv(0, (1, 0), False),)),
             collective="broadcast",
@@ -493,6 +499,13 @@ def test_segments_make_a_chain_a_pipeline() -> None:
         assert found == pytest.approx(expected)
 
 
+def test_predictions_that_make_no_sense() -> None:
+    ring = algorithm_of("all_reduce", "ring").schedules(3)
+    for options in ({"segments": 0}, {"window": 0}):
+        with pytest.raises(ScheduleError):
+            predict(ring, 100, plain(0.0, 1e9), **options)
+
+
 def test_models_go_to_json_and_back() -> None:
     model = Model(Link(1e-6, 1e9, 1e-7), Link(2e-6, 1e8), 1e10, 2)
     assert Model.from_dict(model.to_dict()) == model
@@ -513,6 +526,7 @@ def test_a_wrong_algorithm_is_found_before_it_runs() -> None:
     for build, message in (
         (build_wrong, "'mine' is wrong on 3 ranks"),
         (ring_all_gather, "schedule of all_gather"),
+        (lambda rank, size: ring_all_reduce(0, size), "asked for rank 1 of 3"),
         (lambda rank, size: None, "returns NoneType"),
     ):
         mine = register("all_reduce", "mine", build)
@@ -541,5 +555,7 @@ def test_what_cannot_be_registered(
         register(*arguments)
     with pytest.raises(ArgumentValueError):
         unregister("all_reduce", "ring")
+    with pytest.raises(ArgumentValueError, match="unknown collective"):
+        names("all_reduced")
     with pytest.raises(ArgumentValueError, match="unknown algorithm 'mine'"):
         unregister("all_reduce", "mine")

@@ -8,7 +8,8 @@ import pytest
 from pycomm import ArgumentValueError
 from pycomm.algorithms import Link, names
 from pycomm.cli import main
-from pycomm.forecast import parse_link, parse_rate, parse_size
+from pycomm.forecast import parse_link, parse_rate
+from pycomm.units import format_bytes, format_seconds, parse_size
 
 
 def test_sizes_rates_and_links() -> None:
@@ -29,6 +30,18 @@ def test_sizes_rates_and_links() -> None:
                 parse(text)
 
 
+def test_sizes_and_times_as_text() -> None:
+    assert [format_bytes(n) for n in (0, 1023, 1536, 5 << 20, 3 << 31)] == [
+        "0 B", "1023 B", "1.5 KiB", "5 MiB", "6 GiB",
+    ]  # fmt: skip
+    assert [format_seconds(t) for t in (0, 2e-6, 0.0123, 7.5)] == [
+        "0 µs",
+        "2 µs",
+        "12.3 ms",
+        "7.5 s",
+    ]
+
+
 ARGUMENTS = ["simulate", "all_reduce", "--hosts", "4", "--per-host", "2", "--size", "1M"]
 
 
@@ -37,7 +50,7 @@ def test_the_table_has_all_algorithms_fastest_first(capsys: pytest.CaptureFixtur
     title, head, *rows = capsys.readouterr().out.splitlines()
     assert title == "all_reduce of 1 MiB on 4 x 2 ranks; schedules proved right"
     assert head.split() == [
-        "algorithm", "steps", "sent/rank", "largest", "hop", "segments", "time", "algbw",
+        "algorithm", "rounds", "sent/rank", "largest", "hop", "segments", "time", "algbw",
     ]  # fmt: skip
     assert {row.split()[0] for row in rows} == set(names("all_reduce"))
 
@@ -50,7 +63,7 @@ def test_json_and_some_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
     assert {one["algorithm"] for one in found} == {"ring", "hierarchical"}
     assert found[0]["seconds"] <= found[1]["seconds"]
     ring = next(one for one in found if one["algorithm"] == "ring")
-    assert (ring["steps"], ring["largest_hop"]) == (14, 1 << 17)
+    assert (ring["rounds"], ring["largest_hop"]) == (14, 1 << 17)
     assert ring["bytes_sent"] == 14 << 17
     # Ranks that share a NIC wait for each other.
     assert main([*ARGUMENTS, *chosen, *link, "--nics", "1"]) == 0
@@ -72,7 +85,8 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--algorithm", "magic"], ["--hosts", "0"], ["--per-host", "-1"], ["--nics", "-1"],
+        ["--algorithm", "magic"], ["--hosts", "0"], ["--hosts", "1000000000"],
+        ["--per-host", "-1"], ["--nics", "-1"],
         ["--size", "big"], ["--inside", "fast"], ["--reduce", "0GB/s"],
     ],
 )  # fmt: skip

@@ -12,12 +12,13 @@ from pycomm import ArgumentValueError, Communicator, tune
 from pycomm.algorithms import Link, Model, names
 from pycomm.algorithms.schedule import COLLECTIVES
 from pycomm.algorithms.select import EVERYTHING, Rule, built_in, preferences
+from pycomm.cli import main
 from pycomm.tuning import Entry, default_path, find, machine, read, write
 
 HERE = {"cpu": "Abacus", "cores": 2, "library": "threads"}
 MODEL = Model(Link(1e-6, 1e9), Link(2e-6, 1e8), 1e10, 1)
 TABLE = {"all_reduce": (Rule(1000, ("ring", "direct")), Rule(EVERYTHING, ("native", "direct")))}
-ENTRY = Entry((2,), TABLE, MODEL)
+ENTRY = Entry((2,), {"host": TABLE}, MODEL)
 
 
 @pytest.fixture
@@ -27,9 +28,9 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read(path: Path) -> None:
     write(path, ENTRY, HERE)
-    other = Entry((2, 2), TABLE, MODEL)
+    other = Entry((2, 2), {"host": TABLE}, MODEL, (1e9, 2e9, 1e9, 2e9))
     write(path, other, HERE)
-    newer = Entry((2,), {"broadcast": (Rule(EVERYTHING, ("binomial",)),)}, MODEL)
+    newer = Entry((2,), {"host": {"broadcast": (Rule(EVERYTHING, ("binomial",)),)}}, MODEL)
     write(path, newer, HERE)
     tuning = read(path, HERE)
     assert tuning.entries == (newer, other)
@@ -39,6 +40,16 @@ def test_what_is_written_is_read(path: Path) -> None:
     # Another machine's entries do not stay beside one's own.
     write(path, ENTRY, {**HERE, "cores": 4})
     assert read(path, {**HERE, "cores": 4}).entries == (ENTRY,)
+
+
+def one_table(rules: Any) -> dict[str, Any]:
+    entry = {
+        "layout": [2],
+        "model": MODEL.to_dict(),
+        "bandwidths": None,
+        "tables": {"host": {"all_reduce": rules}},
+    }
+    return {"entries": [entry]}
 
 
 def changed(path: Path, **facts: Any) -> None:
@@ -58,22 +69,15 @@ def changed(path: Path, **facts: Any) -> None:
         ({"machine": {**HERE, "gpus": 8}}, "it has more facts"),
         ({"entries": 3}, "no tuning"),
         ({"entries": [{}]}, "no tuning"),
-        (
-            {"entries": [{"layout": [2], "model": MODEL.to_dict(), "table": {"all_reduce": []}}]},
-            "no tuning",
-        ),
-        (
-            {"entries": [{"layout": [2], "model": MODEL.to_dict(),
-                          "table": {"all_reduce": [[None, ["magic"]]]}}]},
-            "no algorithm",
-        ),
-        (
-            {"entries": [{"layout": [2], "model": MODEL.to_dict(),
-                          "table": {"all_reduce": [[10, ["ring"]]]}}]},
-            "do not cover all sizes",
-        ),
+        (one_table([]), "no tuning"),
+        (one_table([[None, ["magic"]]]), "no algorithm"),
+        (one_table([[10, ["ring"]]]), "do not cover all sizes"),
+        (one_table([[-1, ["ring"]], [None, 5]]), "no tuning"),
+        (one_table([["x", ["ring"]]]), "no tuning"),
+        ({"entries": [{**one_table([[None, ["ring"]]])["entries"][0], "layout": "ab"}]}, "no"),
+        ({"entries": [{**one_table([[None, ["ring"]]])["entries"][0], "bandwidths": [1]}]}, "no"),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_refused(path: Path, facts: dict[str, Any], reason: str) -> None:
     changed(path, **facts)
     with pytest.raises(ArgumentValueError, match=reason):
@@ -111,7 +115,7 @@ def test_ranks_adopt_what_rank_0_reads(
     write(path, ENTRY, machine("threads"))
     write(
         path,
-        Entry((1, 1), {"all_reduce": (Rule(EVERYTHING, ("binomial",)),)}, MODEL),
+        Entry((1, 1), {"host": {"all_reduce": (Rule(EVERYTHING, ("binomial",)),)}}, MODEL),
         machine("threads"),
     )
 
@@ -155,10 +159,76 @@ def test_rules_keep_an_algorithm_until_another_is_clearly_faster() -> None:
         {"native": 1.0, "ring": 0.5},
         {"ring": 0.5},
     ]
-    assert tune.decide(sizes, times) == (
+    beyond = (Rule(5000, ("native",)), Rule(EVERYTHING, ("direct",)))
+    assert tune.decide(sizes, times, beyond) == (
         Rule(512, ("native", "ring")),
-        Rule(EVERYTHING, ("ring",)),
+        Rule(8192, ("ring",)),
+        Rule(EVERYTHING, ("direct",)),  # nothing was measured there
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--collectives", "magic"], ["-e", "63"], ["-e", "big"], ["--what"], ["-o"], ["more"]],
+)
+def test_what_cannot_be_tuned(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ArgumentValueError):
+        tune.parse(words, {"HOME": "/home/me"})
+    assert main(["tune", *words]) == 2
+    assert capsys.readouterr().err.count("pycomm:") == 1
+
+
+def test_where_a_tuning_is_written() -> None:
+    home = {"HOME": "/home/me"}
+    options = tune.parse(["-e", "4K"], {**home, "PYCOMM_TUNING": "off"})
+    assert options.path == Path("/home/me/.config/pycomm/tuning.json")
+    assert options.sizes == (64, 256, 1024, 4096)
+    assert tune.parse([], {**home, "PYCOMM_TUNING": "/a/b"}).path == Path("/a/b")
+    assert tune.parse(["-o", "c"], {**home, "PYCOMM_TUNING": "/a/b"}).path == Path("c")
+    for nowhere in ({}, {"HOME": ""}, {"HOME": "", "XDG_CONFIG_HOME": "relative"}):
+        assert find(nowhere, "threads") == (None, None)
+        with pytest.raises(ArgumentValueError, match="no home"):
+            tune.parse([], nowhere)
+
+
+@pytest.mark.parametrize("only", ["native", "ring"])
+def test_tables_that_name_too_little_fall_back(
+    only: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = {"all_reduce": (Rule(EVERYTHING, (only,)),)}
+    write(path, Entry((2,), {"host": rule}, MODEL), machine("threads"))
+    monkeypatch.setenv("PYCOMM_TUNING", str(path))
+
+    def run(comm: Communicator) -> None:
+        for dtype, op in (("i4", "avg"), ("f2", "sum"), ("f8", "sum")):
+            x = np.full(5, comm.rank + 1, dtype)
+            assert (comm.all_reduce(x, op=op) == (1 if op == "avg" else 3)).all()
+        plan = comm.plan("all_reduce", np.ones(4, np.int32), op="avg")
+        assert plan.algorithm == "one_shot"
+        assert f"not {only}" in plan.why
+
+    pycomm.run_local(2, run, timeout=20, deterministic=True)
+
+
+def test_bandwidths_that_were_measured_cut_the_slices(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry((2, 2), {"host": {}}, MODEL, (3e9, 1e9, 3e9, 1e9))
+    write(path, entry, machine("threads"))
+    monkeypatch.setenv("PYCOMM_TUNING", str(path))
+
+    def run(comm: Communicator) -> int | None:
+        x = np.ones(4000)
+        plan = comm.plan("all_reduce", x, algorithm="hierarchical")
+        assert (plan() == comm.size).all()
+        assert plan.schedule is not None
+        assert plan.schedule.weights == (3000, 3000, 1000, 1000)
+        assert plan.predicted_seconds is not None
+        return plan.bytes_sent
+
+    # A rank gives away the other's slice, half of its own twice across, and its own.
+    sent = pycomm.run_local(4, run, timeout=20, hosts=[0, 0, 1, 1])
+    assert sent == [8 * n for n in (1000 + 3000 + 3000, 3000 + 1000 + 1000) * 2]
 
 
 def test_measuring_on_threads_gives_a_usable_entry(path: Path) -> None:
@@ -184,7 +254,7 @@ def test_measuring_on_threads_gives_a_usable_entry(path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4, 64])
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_the_built_in_table_is_whole(size: int, hosts: int) -> None:
-    table = built_in(size, hosts)
+    table = built_in("host", size, hosts)
     assert set(table) == set(COLLECTIVES)
     for collective in COLLECTIVES:
         for nbytes in (0, 1, 10**4, 10**6, 10**9, 2**50):

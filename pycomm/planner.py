@@ -1,0 +1,82 @@
+"""How plans are made: the methods of a communicator, with calls planned instead of run."""
+
+from typing import Any
+
+from pycomm.algorithms.schedule import COLLECTIVES
+from pycomm.call import Call
+from pycomm.engine import Engine
+from pycomm.errors import ArgumentValueError
+from pycomm.member import Member
+from pycomm.movement import Movement
+from pycomm.plans import Plan
+from pycomm.reductions import Reductions
+
+__all__ = ["Planning"]
+
+
+class Planning(Member):
+    """The method that makes plans; see `Communicator`."""
+
+    def plan(
+        self,
+        collective: str,
+        x: Any = None,
+        out: Any = None,
+        *,
+        algorithm: str = "auto",
+        timeout: float | None = None,
+        **options: Any,
+    ) -> Plan:
+        """Return a plan: `collective` on these arrays, decided once and run again and again.
+
+        Making a plan sends nothing; running it is collective. A new array for the output is made
+        once, and overwritten by each run.
+
+        Parameters
+        ----------
+        collective : str
+            The name of a method, such as ``"all_reduce"``.
+        x, out : array, optional
+            As for that method. The plan holds them.
+        algorithm, timeout, options
+            As for that method: `op`, `root`, `deterministic`.
+
+        Returns
+        -------
+        Plan
+            Call it to run the collective, print it to see how that is done.
+
+        Raises
+        ------
+        ArgumentTypeError, ArgumentValueError
+            What the method raises.
+        """
+        if collective not in COLLECTIVES:
+            raise ArgumentValueError(
+                f"no collective {collective!r} to plan; known: {', '.join(COLLECTIVES)}"
+            )
+        arrays = () if collective == "barrier" else (x, out)
+        planner = _Planner(self._engine)
+        planned = getattr(planner, collective)(
+            *arrays, algorithm=algorithm, timeout=timeout, **options
+        )
+        assert isinstance(planned, Plan)
+        return planned
+
+
+class _Planner(Reductions, Movement):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._engine = _PlansOnly(engine)  # type: ignore[assignment]
+
+
+class _PlansOnly:
+    """In place of an engine: takes calls that were checked, and plans them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._real = engine
+
+    def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Plan:
+        if async_op:
+            raise ArgumentValueError("async_op belongs to the calls of a plan, not to its making")
+        return Plan(self._real, call, algorithm, timeout)
