@@ -50,7 +50,7 @@ def built_in(memory: str, size: int, hosts: int) -> Table:
         "reduce_scatter": (Rule(512 * _K, ("native", "direct")), Rule(EVERYTHING, ("direct",))),
         "broadcast": (Rule(EVERYTHING, ("native", "binomial")),),
         "reduce": (
-            Rule(512 * _K, ("native", "binomial", "direct")),
+            Rule(512 * _K, ("native", "direct")),
             Rule(EVERYTHING, ("direct",)),
         ),
         "all_to_all": (Rule(EVERYTHING, ("native", "direct")),),

@@ -11,7 +11,7 @@ __all__ = ["as_check", "differences", "encode"]
 
 Array = np.ndarray[Any, Any]
 
-_TEXT = 96  # bytes for the texts of a call, which are short names
+_TEXT = 160  # bytes for the texts of a call, which are short names
 
 
 def as_check(check: bool | None) -> bool:
@@ -27,7 +27,7 @@ def encode(texts: Sequence[str], numbers: Sequence[int]) -> Array:
     Parameters
     ----------
     texts : sequence of str
-        Operation, dtype, op ("" for none) and algorithm.
+        Operation, dtype, op ("" for none), algorithm, and what that means on this rank.
     numbers : sequence of int
         Sequence number, count and root (-1 for none).
     """
@@ -44,15 +44,12 @@ def differences(records: Array) -> str:
         One record of `encode` a rank. The text is the same on all ranks that hold the same records.
     """
     calls: dict[str, list[int]] = {}
-    for rank, record in enumerate(records):
-        raw = record.tobytes()
-        operation, dtype, op, algorithm, *_ = raw[:_TEXT].decode(errors="replace").split("\0")
-        sequence, count, root = struct.unpack("3q", raw[_TEXT:])
-        parts = [f"{count} x {dtype}"]
-        parts += [f"op={op}"] if op else []
-        parts += [f"root={root}"] if root >= 0 else []
-        parts += [f"algorithm={algorithm}"] if algorithm != "auto" else []
-        calls.setdefault(f"{operation} #{sequence} ({', '.join(parts)})", []).append(rank)
+    for meaning in (False, True):  # what a name means only where all else is equal
+        calls.clear()
+        for rank, record in enumerate(records):
+            calls.setdefault(_call(record.tobytes(), meaning=meaning), []).append(rank)
+        if len(calls) > 1:
+            break
     listed = "; ".join(
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}: {call}"
         for call, ranks in calls.items()
@@ -61,3 +58,14 @@ def differences(records: Array) -> str:
         f"the ranks disagree about a call, nothing was sent: {listed}. All ranks must make the "
         "same calls in the same order, with equal dtype, count (here of one rank's part) and op"
     )
+
+
+def _call(raw: bytes, *, meaning: bool) -> str:
+    operation, dtype, op, algorithm, chosen, *_ = raw[:_TEXT].decode(errors="replace").split("\0")
+    sequence, count, root = struct.unpack("3q", raw[_TEXT:])
+    parts = [f"{count} x {dtype}"]
+    parts += [f"op={op}"] if op else []
+    parts += [f"root={root}"] if root >= 0 else []
+    parts += [f"algorithm={algorithm}"] if algorithm != "auto" or meaning else []
+    parts += [f"which is {chosen} here"] if meaning else []
+    return f"{operation} #{sequence} ({', '.join(parts)})"

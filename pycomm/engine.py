@@ -267,10 +267,14 @@ class Engine:
         op = call.asked or call.op
         if self.deterministic if call.deterministic is None else call.deterministic:
             algorithm += ", deterministic"
-        if choice.algorithm != algorithm:
-            algorithm += f" ({choice.algorithm})"  # what it means here
         own = encode(
-            (operation, call.dtype.name, "" if op is None else str(op), algorithm),
+            (
+                operation,
+                call.dtype.name,
+                "" if op is None else str(op),
+                algorithm,
+                choice.algorithm,
+            ),
             (self.sequence, call.count, call.root),
         )
         records = np.empty((self.transport.size, own.size), np.uint8)

@@ -63,8 +63,10 @@ class Execution:
             x = self._nothing
         if out is None:
             out = self._nothing
+        held = list(blocks)
         if self._scaled:
-            blocks, x = self._scale(x, blocks)
+            block, x = self._scale(x)
+            held.append(block)
         for source, target in program.copies:
             _fill(out[target.start : target.stop], x[source.start : source.stop])
         if program.segments == 1:
@@ -76,18 +78,18 @@ class Execution:
                 for slot in range(self._window)
             ]
             yield from self._pipeline(slots, tags)
-        for block in blocks:  # not after a failure: a message may still land in them
+        for block in held:  # not after a failure: a message may still land in them
             pool.give(block)
 
-    def _scale(self, x: Array, blocks: Sequence[Array]) -> tuple[list[Array], Array]:
-        """Return the input divided by the number of ranks, and the scratch with its own.
+    def _scale(self, x: Array) -> tuple[Array, Array]:
+        """Return the input divided by the number of ranks, after the scratch that holds it.
 
         The average of halves that are added in steps: their sum may be too large for them.
         """
         block = self._pool.take(x.nbytes)
         scaled = block[: x.nbytes].view(self._dtype.numpy)
         premultiply(x, scaled, self._dtype, self._factor)
-        return [*blocks, block], scaled
+        return block, scaled
 
     def prepared(self, x: Array | None, out: Array | None, tag: int) -> Callable[[], Steps] | None:
         """Return what does `steps` on the same arrays any number of times, one after the other.

@@ -34,7 +34,7 @@ def _around_sum(
         return (
             _SUM,
             None,
-            None if result is None else partial(divide, result.flat, size, source.dtype),
+            None if result is None else partial(divide, result.flat, size),
         )
     return op, None, None
 

@@ -140,23 +140,13 @@ def _half_casts(dtype: DType) -> tuple[Cast, Cast]:
     return widen, narrow
 
 
-def divide(array: Array, divisor: int, dtype: DType) -> None:
-    """Divide a sum of `dtype` in `array` by `divisor` in place: the second half of an average.
+def divide(array: Array, divisor: int) -> None:
+    """Divide a sum in `array` by `divisor` in place: the second half of an average.
 
-    Integers round toward zero, halves once, to nearest even.
+    Integers round toward zero.
     """
     with np.errstate(all="ignore"):
-        if dtype.kind is not Kind.HALF:
-            _divide(array, divisor)
-            return
-        widen, narrow = _half_casts(dtype)
-        quotient = np.empty(min(_BLOCK, array.size), np.float32)
-        for start in range(0, array.size, _BLOCK):
-            stop = min(start + _BLOCK, array.size)
-            part = quotient[: stop - start]
-            widen(part, array[start:stop])
-            np.divide(part, np.float32(divisor), out=part)
-            narrow(array[start:stop], part)
+        _divide(array, divisor)
 
 
 def _divide(array: Array, divisor: int) -> None:

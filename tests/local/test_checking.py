@@ -66,6 +66,21 @@ def test_every_rank_gets_the_same_error(name: str) -> None:
     assert "ranks 0, 2: " in message
 
 
+def test_a_name_that_means_something_else_on_a_rank() -> None:
+    """``"auto"`` must choose alike: tables and environment are rank 0's, and this would show."""
+
+    def run(comm: Communicator) -> str:
+        if comm.rank == 1:
+            comm._engine.choices.overrides = {"all_reduce": "ring"}
+        with pytest.raises(MismatchError) as caught:
+            comm.all_reduce(np.ones(4))
+        return str(caught.value)
+
+    for message in pycomm.run_local(3, run, timeout=10, check=True):
+        assert "ranks 0, 2: all_reduce #0 (4 x float64, op=sum, algorithm=auto, which is" in message
+        assert "algorithm=auto, which is ring here" in message
+
+
 def test_a_skipped_call_shows_in_the_sequence_number() -> None:
     def run(comm: Communicator) -> str:
         if comm.rank == 0:
