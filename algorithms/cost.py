@@ -13,7 +13,7 @@ challenge for MPP", 1994.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from pycomm.algorithms.hierarchical import Groups, hosts_of
 from pycomm.algorithms.matching import Matcher
@@ -23,8 +23,7 @@ from pycomm.errors import ScheduleError
 __all__ = ["ASSUMED", "Link", "Model", "predict"]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """A kind of link: `latency` and `overhead` in seconds, `bandwidth` in bytes a second."""
 
     latency: float
@@ -75,8 +74,11 @@ class Model:
             int(told["nics"]),
         )
         rates = (model.inside.bandwidth, model.across.bandwidth, model.reduce_bandwidth)
+        times = [time for link in (model.inside, model.across) for time in link[::2]]
         if not all(0 < rate < float("inf") for rate in rates) or model.nics < 0:
             raise ValueError("rates must be positive")
+        if not all(0 <= time < float("inf") for time in times):
+            raise ValueError("times must not be negative")
         return model
 
 

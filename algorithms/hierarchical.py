@@ -369,20 +369,26 @@ def _weights(
     if bandwidths is None:
         return None
     ranks = len(_ranks(groups))
-    if len(bandwidths) != ranks or not all(0 < speed < float("inf") for speed in bandwidths):
+    try:
+        speeds = [float(speed) for speed in bandwidths]
+    except (OverflowError, TypeError, ValueError):
+        speeds = []
+    if len(speeds) != ranks or not all(0 < speed < float("inf") for speed in speeds):
         raise ScheduleError(f"bandwidths must be one positive number for each of {ranks} ranks")
+    # Relative ones, none of them too small to count with.
+    fastest = max(speeds)
+    speeds = [max(speed / fastest, 1e-9) for speed in speeds]
     leaves = hosts_of(groups)
     carried = dict.fromkeys(range(ranks), 0)
     for path in paths.values():
         for leaf in leaves:
             carried[leaf[path[-1] % len(leaf)]] += 1
-    speeds = [
+    rates = [
         min(
-            bandwidths[rank] / carried[rank]
-            for rank in (leaf[path[-1] % len(leaf)] for leaf in leaves)
+            speeds[rank] / carried[rank] for rank in (leaf[path[-1] % len(leaf)] for leaf in leaves)
         )
         for path in paths.values()
     ]
-    scale = 1000 / min(speeds)
-    weights = tuple(round(speed * scale) for speed in speeds)
+    scale = 1000 / min(rates)
+    weights = tuple(round(rate * scale) for rate in rates)
     return None if len(set(weights)) == 1 else weights

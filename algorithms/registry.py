@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -172,7 +173,7 @@ def names(collective: str) -> tuple[str, ...]:
     """
     try:
         return tuple(_algorithms[collective])
-    except KeyError:
+    except (KeyError, TypeError):
         raise ArgumentValueError(
             f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}"
         ) from None
@@ -189,7 +190,7 @@ def algorithm_of(collective: str, name: str) -> Algorithm:
     own = names(collective)
     try:
         return _algorithms[collective][name]
-    except KeyError:
+    except (KeyError, TypeError):
         known = ", ".join((*RESERVED, *own))
         raise ArgumentValueError(
             f"unknown algorithm {name!r} for {collective}; known: {known}"
@@ -237,13 +238,15 @@ def register(
     ArgumentTypeError, ArgumentValueError
         If there is no such collective, the name is taken or no name, or `build` not callable.
     """
-    if not isinstance(name, str) or not callable(build):
-        raise ArgumentTypeError("an algorithm has a name, a str, and a callable that builds it")
+    if not isinstance(collective, str) or not isinstance(name, str) or not callable(build):
+        raise ArgumentTypeError(
+            "an algorithm has a collective and a name, both str, and a callable that builds it"
+        )
     if collective not in _algorithms:
         raise ArgumentValueError(
             f"unknown collective {collective!r}; known: {', '.join(COLLECTIVES)}"
         )
-    if not name.isidentifier():
+    if not name.isidentifier() or iskeyword(name):
         raise ArgumentValueError(f"the name of an algorithm is a Python identifier, not {name!r}")
     if name in RESERVED or name in _algorithms[collective]:
         raise ArgumentValueError(f"there is an algorithm {name!r} for {collective} already")

@@ -48,6 +48,8 @@ ROOTED = frozenset({"broadcast", "gather", "reduce", "scatter"})
 #: Collectives that reduce.
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 
+_MOST_CHUNKS = 1 << 22
+
 #: The chunks of one message, in the order in which they travel.
 Chunks = tuple[int, ...]
 
@@ -154,7 +156,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
             raise ScheduleError(f"unknown collective {self.collective!r}; known: {COLLECTIVES}")
-        if not 0 <= self.rank < self.size or self.chunks < 1:
+        if not 0 <= self.rank < self.size or not 1 <= self.chunks <= _MOST_CHUNKS:
             raise ScheduleError(f"no rank {self.rank} of {self.size} with {self.chunks} chunks")
         if (self.collective in ROOTED) != (0 <= self.root < self.size):
             raise ScheduleError(f"{self.collective} of {self.size} ranks with root {self.root}")
@@ -169,6 +171,12 @@ class Schedule:
 
     def _check_rounds(self) -> None:
         rank, size, slots = self.rank, self.size, self.slots
+        chunks_of_output = self.chunks
+        roots = self.collective == "broadcast" and rank == self.root
+
+        def read_only(chunks: Chunks) -> bool:
+            return roots or (slots > chunks_of_output and max(chunks) >= chunks_of_output)
+
         for number, steps in enumerate(self.rounds):
             writes = 0
             for step in steps:
@@ -187,6 +195,10 @@ class Schedule:
                     raise ScheduleError(f"rank {rank}, round {number}: no such chunk in '{step}'")
                 if step.__class__ is Recv:
                     writes += 1
+                    if read_only(chunks):
+                        raise ScheduleError(
+                            f"rank {rank}, round {number}: '{step}' writes into the input"
+                        )
             if writes > 1:
                 self._check_writes(number, steps)
 

@@ -210,7 +210,8 @@ class Choices:
         if count == 0 and collective != "barrier":
             # Nothing to move, but all have to come.
             execution = self.execution("barrier", "dissemination", dtype, 0)
-            return Choice("dissemination", "there is no data", None, execution)
+            built_by = algorithm_of("barrier", "dissemination")
+            return Choice("dissemination", "there is no data", None, execution, built_by)
         if name == "native":
             native = self._transport.native(collective, dtype, op, count)
             return Choice(name, why, native, None)

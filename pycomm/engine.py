@@ -97,11 +97,10 @@ class Engine:
         fixed = self.deterministic if call.deterministic is None else call.deterministic
         key = (call.collective, call.dtype, call.op, call.count, call.root, algorithm, fixed)
         try:
-            return self.choices.known.get(key) or self.choices.choose(Request(*key))
-        except TypeError as error:
-            if isinstance(error, ArgumentTypeError):
-                raise
+            known = self.choices.known.get(key)
+        except TypeError:  # not hashable
             raise ArgumentTypeError(f"algorithm is a name, not {algorithm!r}") from None
+        return self.choices.choose(Request(*key)) if known is None else known
 
     def start(
         self,
@@ -124,6 +123,8 @@ class Engine:
         try:
             sequence = self.sequence
             if self.check:
+                if prepared is not None:
+                    algorithm += ", planned"  # its messages have tags of their own
                 self._compare(call, operation, algorithm, choice, Deadline(allowed))
             test = None
             try:

@@ -41,7 +41,9 @@ class Execution:
         self._dtype = dtype
         self._op = op
         self._scaled = scaled
-        self._factor = PremulSum(1 / transport.size)
+        # By a power of two first, which is exact, and by the rest once all is added.
+        power = 1 << (transport.size - 1).bit_length()
+        self._before, self._after = PremulSum(1 / power), PremulSum(power / transport.size)
         self._window = min(WINDOW, program.segments)
         self._scratch = (program.work + program.stage) * dtype.itemsize
         self._nothing = np.empty(0, dtype.numpy)
@@ -78,17 +80,19 @@ class Execution:
                 for slot in range(self._window)
             ]
             yield from self._pipeline(slots, tags)
+        if self._scaled and self._after.factor != 1:
+            premultiply(out, out, self._dtype, self._after)
         for block in held:  # not after a failure: a message may still land in them
             pool.give(block)
 
     def _scale(self, x: Array) -> tuple[Array, Array]:
-        """Return the input divided by the number of ranks, after the scratch that holds it.
+        """Return the input divided by about the number of ranks, after the scratch that holds it.
 
         The average of halves that are added in steps: their sum may be too large for them.
         """
         block = self._pool.take(x.nbytes)
         scaled = block[: x.nbytes].view(self._dtype.numpy)
-        premultiply(x, scaled, self._dtype, self._factor)
+        premultiply(x, scaled, self._dtype, self._before)
         return block, scaled
 
     def prepared(self, x: Array | None, out: Array | None, tag: int) -> Callable[[], Steps] | None:

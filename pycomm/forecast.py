@@ -175,6 +175,8 @@ def plot(path: Path, title: str, curves: dict[str, list[tuple[int, float]]]) -> 
     ------
     LibraryNotFoundError
         If matplotlib is not there.
+    ArgumentValueError
+        If the file cannot be written, or its ending names no kind of picture.
     """
     try:
         import matplotlib
@@ -195,8 +197,12 @@ def plot(path: Path, title: str, curves: dict[str, list[tuple[int, float]]]) -> 
     axes.set_title(title)
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    figure.savefig(path)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise ArgumentValueError(f"{path} cannot be drawn: {error}") from None
+    finally:
+        pyplot.close(figure)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -242,7 +248,12 @@ def run(options: argparse.Namespace) -> str:
     )  # fmt: skip
     known = names(options.collective)
     chosen = known if options.algorithm == "all" else tuple(options.algorithm.split(","))
-    nbytes = parse_size(options.size)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ArgumentValueError(
+            f"no algorithm {unknown[0]!r} for {options.collective}; known: {', '.join(known)}"
+        )
+    nbytes = 0 if options.collective == "barrier" else parse_size(options.size)
 
     def at(size: int, *, check: bool = False) -> list[Forecast]:
         return forecast(options.collective, chosen, hosts, per_host, size, model, check=check)

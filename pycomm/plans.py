@@ -8,8 +8,8 @@ from pycomm.algorithms.hierarchical import hosts_of
 from pycomm.algorithms.schedule import ROOTED, Schedule
 from pycomm.call import Call
 from pycomm.choice import Choice, groups_of
+from pycomm.deadline import as_timeout
 from pycomm.engine import Engine
-from pycomm.errors import CommError
 from pycomm.executor import WINDOW, Steps
 from pycomm.units import format_bytes, format_seconds
 
@@ -33,7 +33,7 @@ class Plan:
         self._engine = engine
         self._call = call
         self._asked = algorithm
-        self._timeout = timeout
+        self._timeout = None if timeout is None else as_timeout(timeout, engine.timeout)
         self._choice: Choice = engine.choose(call, algorithm)
         self._work: Any = None
         self._prepared: _Prepared = None
@@ -47,7 +47,7 @@ class Plan:
         timeout : float, optional
             Seconds until `CommTimeoutError`; by default as the plan was made.
         async_op : bool
-            Return a `Work` at once. The plan cannot run again before that is done.
+            Return a `Work` at once. Another run of the plan first waits for it.
 
         Returns
         -------
@@ -57,15 +57,10 @@ class Plan:
         Raises
         ------
         CommError
-            If the plan is running already, and what the communicator's method raises.
+            What the communicator's method raises.
         """
         if self._work is not None:
-            if not self._work.done():
-                raise CommError(
-                    f"this plan of {self._call.collective} is running: wait for its work first",
-                    operation=self._call.collective,
-                    rank=self._engine.transport.rank,
-                )
+            self._work.wait()  # on all ranks, whether or not it is done already on this one
             self._work = None
         result = self._engine.start(
             self._call,

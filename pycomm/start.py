@@ -156,8 +156,11 @@ def run_local(
         raise ArgumentTypeError(f"size is an int, not {type(size).__name__}")
     if size < 1:
         raise ArgumentValueError(f"size must be at least 1, not {size}")
-    if hosts is not None and len(hosts) != size:
-        raise ArgumentValueError(f"hosts must name one host for each of {size} ranks")
+    if hosts is not None:
+        if not isinstance(hosts, Sequence) or not all(isinstance(host, int) for host in hosts):
+            raise ArgumentTypeError("hosts are numbers, one for each rank")
+        if len(hosts) != size:
+            raise ArgumentValueError(f"hosts must name one host for each of {size} ranks")
     allowed, checked = as_timeout(timeout, DEFAULT), as_check(check)
     comms = [
         Communicator.over(transport, timeout=allowed, check=checked, deterministic=deterministic)

@@ -25,7 +25,7 @@ from pycomm.communicator import Communicator
 from pycomm.dtypes import DTYPES, ReduceOp
 from pycomm.errors import ArgumentValueError, CommError
 from pycomm.kernels.host import reduce_arrays
-from pycomm.tuning import VARIABLE, Entry, default_path, machine, write
+from pycomm.tuning import VARIABLE, Entry, check_writable, default_path, machine, write
 from pycomm.units import parse_size
 
 __all__ = ["COLLECTIVES", "Options", "decide", "main", "measure", "parse"]
@@ -303,16 +303,36 @@ def _run(comm: Communicator, options: Options) -> int:
         if comm.rank == 0:
             print(line, flush=True)
 
+    problem = _agreed(comm, lambda: check_writable(path))
+    if comm.size < 2:
+        problem = "one rank has nothing to choose: measure with two or more"
+    if problem is not None:
+        say(f"pycomm tune: {problem}")
+        return 2
     entry = measure(comm, options.sizes, options.collectives, say)
-    problem = None
-    if entry is not None:
-        try:
-            write(path, entry, machine(comm._engine.transport.library))
-        except OSError as error:
-            problem = f"{path} cannot be written: {error.strerror}"
+
+    def finish() -> None:
+        assert entry is not None
+        write(path, entry, machine(comm._engine.transport.library))
         layout = ", ".join(map(str, entry.layout))
-        say(f"wrote {path} for a layout of {layout} ranks a host" if problem is None else problem)
-    return 0 if comm.broadcast_object(problem) is None else 1
+        say(f"wrote {path} for a layout of {layout} ranks a host")
+
+    problem = _agreed(comm, finish)
+    if problem is not None:
+        say(f"pycomm tune: {problem}")
+    return 0 if problem is None else 1
+
+
+def _agreed(comm: Communicator, work: Callable[[], None]) -> str | None:
+    """Do something on rank 0; return on all ranks what went wrong."""
+    problem = None
+    if comm.rank == 0:
+        try:
+            work()
+        except (ArgumentValueError, OSError) as error:
+            problem = str(error)
+    told: str | None = comm.broadcast_object(problem)
+    return told
 
 
 if __name__ == "__main__":

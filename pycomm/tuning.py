@@ -17,13 +17,24 @@ from pycomm.algorithms.registry import RESERVED, names
 from pycomm.algorithms.select import EVERYTHING, Rule, Table
 from pycomm.errors import ArgumentValueError
 
-__all__ = ["VARIABLE", "Entry", "Tuning", "default_path", "find", "machine", "read", "write"]
+__all__ = [
+    "VARIABLE",
+    "Entry",
+    "Tuning",
+    "check_writable",
+    "default_path",
+    "find",
+    "machine",
+    "read",
+    "write",
+]
 
 #: Names a file, or says ``off``.
 VARIABLE = "PYCOMM_TUNING"
 
 _FORMAT = "pycomm tuning"
-_VERSION = 1  # grows when old tables say nothing about new code
+_VERSION = 2  # grows when old tables say nothing about new code
+_LARGEST = 1 << 20  # bytes of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,8 @@ def read(path: Path, here: Mapping[str, Any]) -> Tuning:
         If there is no such file, it is no tuning, or a foreign or stale one; it says which.
     """
     try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > _LARGEST):
+            raise ArgumentValueError(f"{path} is no tuning: it is no file of less than 1 MiB")
         told = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArgumentValueError(f"{path} cannot be read: {error.strerror}") from None
@@ -150,7 +163,8 @@ def _entry(told: Mapping[str, Any]) -> Entry:
     layout = tuple(int(ranks) for ranks in told["layout"])
     speeds = told["bandwidths"]
     bandwidths = None if speeds is None else tuple(map(float, speeds))
-    if bandwidths is not None and (len(bandwidths) != sum(layout) or not min(bandwidths) > 0):
+    positive = bandwidths is None or all(0 < speed < float("inf") for speed in bandwidths)
+    if not positive or (bandwidths is not None and len(bandwidths) != sum(layout)):
         raise ValueError(f"bandwidths are not one positive number for each of {sum(layout)} ranks")
     return Entry(layout, tables, Model.from_dict(told["model"]), bandwidths)
 
@@ -171,6 +185,28 @@ def _table(told: Mapping[str, Any]) -> Table:
                 raise ValueError(f"there is no algorithm {unknown} for {collective}")
         table[collective] = tuple(made)
     return table
+
+
+def check_writable(path: Path) -> None:
+    """Raise `ArgumentValueError` unless `write` can write there without loss.
+
+    What is there must be a tuning, if also of another machine.
+    """
+    try:
+        if path.is_dir() or (path.exists() and _FORMAT not in path.read_text(encoding="utf-8")):
+            raise ArgumentValueError(f"{path} is no tuning, and is not overwritten")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _partial(path)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise ArgumentValueError(f"{path} cannot be written: {error.strerror}") from None
+    except ValueError as error:
+        raise ArgumentValueError(f"{path} is no tuning, and is not overwritten: {error}") from None
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}")
 
 
 def write(path: Path, entry: Entry, here: Mapping[str, Any]) -> None:
@@ -206,6 +242,6 @@ def write(path: Path, entry: Entry, here: Mapping[str, Any]) -> None:
     told = {"format": _FORMAT, "version": _VERSION, "machine": dict(here), "entries": entries}
     path.parent.mkdir(parents=True, exist_ok=True)
     # In one step: another job may be reading it.
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial = _partial(path)
     partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -135,7 +135,9 @@ class PreparedRound:
         """Start the round, which is complete if it was started before."""
         self._complete = False
         self._open.add(self)
-        MPI.Prequest.Startall(self._requests)
+        # Startall may start them in any order, and messages to one peer must keep theirs.
+        for request in self._requests:
+            request.Start()
         return self
 
     def test(self) -> bool:

@@ -293,7 +293,10 @@ def test_tuning_that_cannot_be_written(mpirun: object, tmp_path: Path) -> None:
     file = tmp_path / "file" / "tuning.json"
     file.parent.write_text("in the way")
     words = ("-e", "64", "--collectives", "broadcast")
-    ended = pycomm_run("tune", "--ranks", "1", "-o", str(file), *words)
-    assert ended.returncode == 1
+    ended = pycomm_run("tune", "--ranks", "2", "-o", str(file), *words)
+    assert ended.returncode == 2
     assert "cannot be written" in ended.stdout
+    alone = pycomm_run("tune", "--ranks", "1", "-o", str(tmp_path / "t"), *words)
+    assert alone.returncode == 2
+    assert "two or more" in alone.stdout
     assert pycomm_run("tune", "--ranks", "1", "--collectives", "magic").returncode == 2

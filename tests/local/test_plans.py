@@ -1,7 +1,5 @@
 """Plans: the same as the call they stand for, again and again; and what they say."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ import pycomm
 from pycomm import ArgumentValueError, CommError, Communicator, Plan, choice
 from pycomm.algorithms import Schedule, names, register, unregister
 from pycomm.algorithms.ring import ring_all_reduce
+from pycomm.dtypes import DTYPES
 
 HOSTS = [0, 1, 0, 1]
 
@@ -89,23 +88,16 @@ def test_long_plans_go_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     pycomm.run_local(4, run, timeout=20)
 
 
-def test_a_running_plan_does_not_run_twice() -> None:
-    seen = threading.Event()
-
+def test_a_run_waits_for_the_one_before() -> None:
     def run(comm: Communicator) -> None:
         x = np.ones(5000)
         plan = comm.plan("all_reduce", x, algorithm="ring")
-        if comm.rank == 0:
-            work = plan(async_op=True)
-            with pytest.raises(CommError, match="this plan of all_reduce is running"):
-                plan()
-            seen.set()
-            work.wait()
-        else:
-            seen.wait(10)
-            plan()
-        assert (x == comm.size).all()
-        assert (plan() == comm.size**2).all()
+        works = [plan(async_op=True) for _ in range(4)]
+        if comm.rank == 1:
+            works[0].wait()
+        works[-1].wait()
+        assert (x == comm.size**4).all()
+        assert (plan() == comm.size**5).all()
 
     pycomm.run_local(3, run, timeout=20)
 
@@ -148,6 +140,15 @@ def test_what_a_plan_says() -> None:
     assert repr(chosen) == "<pycomm.Plan all_reduce by hierarchical>"
 
 
+def test_a_plan_without_data_says_so() -> None:
+    with pycomm.init("local") as comm:
+        for collective in ("all_reduce", "all_gather", "barrier"):
+            plan = comm.plan(collective, *([] if collective == "barrier" else [np.ones(0)]))
+            assert "dissemination" in str(plan)
+            assert plan.bytes_sent == 0
+            assert plan.predicted_seconds == 0
+
+
 def test_what_cannot_be_planned() -> None:
     with pycomm.init("local") as comm:
         for arguments, options in (
@@ -157,6 +158,7 @@ def test_what_cannot_be_planned() -> None:
             (("all_reduce", np.ones(1)), {"async_op": True}),
             (("all_reduce", np.ones((2, 2)).T), {}),
             (("reduce", np.ones(2)), {"root": 1}),
+            (("all_reduce", np.ones(2)), {"timeout": -1}),
         ):
             with pytest.raises(ArgumentValueError):
                 comm.plan(*arguments, **options)  # type: ignore[arg-type]
@@ -176,6 +178,21 @@ def test_averages_of_integers_need_the_whole_sum() -> None:
         return int(comm.all_reduce(x, op="avg")[2])
 
     assert pycomm.run_local(4, run, timeout=20, hosts=HOSTS) == [101] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_averages_of_equal_halves_are_equal(dtype: str) -> None:
+    def run(comm: Communicator) -> None:
+        for value in (1.0, 2.5):
+            x = np.full(9, value).astype(DTYPES[dtype].numpy)
+            for name in names("all_reduce"):
+                result = comm.all_reduce(x.copy(), op="avg", algorithm=name).astype(float)
+                # Each of up to n roundings of partial sums is of half a unit at most.
+                unit = 2.0 ** (-10 if dtype == "float16" else -7) * value
+                assert np.abs(result - value).max() <= unit, (name, comm.size)
+
+    for size in (2, 3, 4, 5, 6, 7):
+        pycomm.run_local(size, run, timeout=20)
 
 
 @pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 1, 0, 1]])
@@ -252,6 +269,18 @@ def test_an_algorithm_of_ones_own_runs_by_its_name() -> None:
             return comm.plan("all_reduce", x, algorithm="mine").algorithm
 
         assert pycomm.run_local(3, run, timeout=20) == ["mine"] * 3
+    finally:
+        unregister("all_reduce", "mine")
+
+
+def test_errors_of_a_build_function_come_through() -> None:
+    def build(rank: int) -> Schedule:
+        return ring_all_reduce(rank, 1)
+
+    register("all_reduce", "mine", build)
+    try:
+        with pycomm.init("local") as comm, pytest.raises(TypeError, match="positional argument"):
+            comm.all_reduce(np.ones(3), algorithm="mine")
     finally:
         unregister("all_reduce", "mine")
 

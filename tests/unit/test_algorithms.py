@@ -147,9 +147,13 @@ def test_slices_follow_the_bandwidth_of_the_slowest_carrier() -> None:
     assert hierarchical_all_reduce(0, 4, layout, bandwidths=[5, 5, 5, 5]).weights is None
     broadcast = hierarchical_broadcast(0, 4, 1, layout, bandwidths=[30, 10, 40, 10])
     assert broadcast.sizes(4000) == [3000, 1000]
-    for wrong in ([1, 2, 3], [1, 2, 3, 0], [1, 2, 3, float("nan")], [1, 2, 3, float("inf")]):
+    for extreme in ([1e-300, 1, 1e300, 1], [5e-324] * 4, [1e308, 1, 1, 1]):
+        verify([hierarchical_all_reduce(r, 4, layout, bandwidths=extreme) for r in range(4)])
+    nan, inf = float("nan"), float("inf")
+    for wrong in ([1, 2, 3], [1, 2, 3, 0], [nan, 1, 2, 3], [1, nan, 1, 1], [1, 2, 3, inf], 5,
+                  [10**400, 1, 1, 1], ["a", 1, 1, 1]):  # fmt: skip
         with pytest.raises(ScheduleError, match="bandwidths"):
-            hierarchical_all_reduce(0, 4, layout, bandwidths=wrong)
+            hierarchical_all_reduce(0, 4, layout, bandwidths=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +339,7 @@ def test_what_is_wrong_is_said() -> None:
         with pytest.raises(ScheduleError, match=message):
             two(*rounds)
     with pytest.raises(ScheduleError, match="sends what is not there"):
-        two(((Recv(1, (0,), False),), (Send(0, (0,)),)), collective="broadcast")
+        two(((Recv(1, (1,), False),), (Send(0, (0,)),)), collective="all_gather", chunks=2)
     two(((Send(1, (0,)),), (Recv(0, (0,), False),)), collective="broadcast")
     # A message is another chunk than the one it is stored in, which may have another size.
     with pytest.raises(ScheduleError, match="chunks have different sizes"):
@@ -381,6 +385,9 @@ def test_steps_that_cannot_be(rounds: tuple[Round, ...]) -> None:
         ("all_reduced", 0, 3, 3, ()),
         ("all_reduce", 3, 3, 3, ()),
         ("all_reduce", 0, 3, 0, ()),
+        ("all_reduce", 0, 3, 10**9, ()),
+        ("broadcast", 0, 3, 1, ((Recv(1, (0,), False),),), 0),  # the root's input
+        ("all_to_all", 0, 3, 3, ((Recv(1, (4,), False),),)),
         ("all_reduce", 0, 3, 3, (), 0),
         ("broadcast", 0, 3, 3, ()),
         ("all_gather", 0, 3, 4, ()),
@@ -509,7 +516,8 @@ def test_predictions_that_make_no_sense() -> None:
 def test_models_go_to_json_and_back() -> None:
     model = Model(Link(1e-6, 1e9, 1e-7), Link(2e-6, 1e8), 1e10, 2)
     assert Model.from_dict(model.to_dict()) == model
-    for change in ({"nics": -1}, {"reduce_bandwidth": 0}, {"inside": [1, 0]}, {"across": "fast"}):
+    for change in ({"nics": -1}, {"reduce_bandwidth": 0}, {"inside": [1, 0]}, {"across": "fast"},
+                   {"inside": [-1, 1, 0]}, {"across": [float("nan"), 1, 0]}):  # fmt: skip
         with pytest.raises((ValueError, KeyError, TypeError)):
             Model.from_dict({**model.to_dict(), **change})
 
@@ -543,6 +551,8 @@ def test_a_wrong_algorithm_is_found_before_it_runs() -> None:
         (("all_reduce", "ring", ring_all_reduce), ArgumentValueError),
         (("all_reduce", "auto", ring_all_reduce), ArgumentValueError),
         (("all_reduce", "my ring", ring_all_reduce), ArgumentValueError),
+        (("all_reduce", "class", ring_all_reduce), ArgumentValueError),
+        (([], "mine", ring_all_reduce), ArgumentTypeError),
         (("all_reduced", "mine", ring_all_reduce), ArgumentValueError),
         (("all_reduce", "mine", None), ArgumentTypeError),
         (("all_reduce", 3, ring_all_reduce), ArgumentTypeError),

@@ -85,7 +85,8 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["--algorithm", "magic"], ["--hosts", "0"], ["--hosts", "1000000000"],
+        ["--algorithm", "magic"], ["--algorithm", "native"], ["--plot", "/none/x.png"],
+        ["--plot", "x.badly"], ["--hosts", "0"], ["--hosts", "1000000000"],
         ["--per-host", "-1"], ["--nics", "-1"],
         ["--size", "big"], ["--inside", "fast"], ["--reduce", "0GB/s"],
     ],

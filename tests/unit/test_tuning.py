@@ -1,6 +1,7 @@
 """Files of measurements: written, read, and refused with a reason; decisions from measurements."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pycomm.algorithms import Link, Model, names
 from pycomm.algorithms.schedule import COLLECTIVES
 from pycomm.algorithms.select import EVERYTHING, Rule, built_in, preferences
 from pycomm.cli import main
-from pycomm.tuning import Entry, default_path, find, machine, read, write
+from pycomm.tuning import Entry, check_writable, default_path, find, machine, read, write
 
 HERE = {"cpu": "Abacus", "cores": 2, "library": "threads"}
 MODEL = Model(Link(1e-6, 1e9), Link(2e-6, 1e8), 1e10, 1)
@@ -61,7 +62,7 @@ def changed(path: Path, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"version": 0}, "stale: it has version 0"),
+        ({"version": 1}, "stale: it has version 1"),
         ({"format": "other"}, "no tuning"),
         ({"machine": {**HERE, "cpu": "Slide rule"}}, "cpu was 'Slide rule' and is 'Abacus'"),
         ({"machine": {**HERE, "library": "Open MPI v4"}}, "library was 'Open MPI v4'"),
@@ -76,12 +77,32 @@ def changed(path: Path, **facts: Any) -> None:
         (one_table([["x", ["ring"]]]), "no tuning"),
         ({"entries": [{**one_table([[None, ["ring"]]])["entries"][0], "layout": "ab"}]}, "no"),
         ({"entries": [{**one_table([[None, ["ring"]]])["entries"][0], "bandwidths": [1]}]}, "no"),
+        ({"entries": [{**one_table([])["entries"][0], "bandwidths": [1, math.inf]}]}, "no"),
+        ({"entries": [{**one_table([])["entries"][0], "bandwidths": [1, math.nan]}]}, "no"),
     ],
 )
 def test_files_that_are_refused(path: Path, facts: dict[str, Any], reason: str) -> None:
     changed(path, **facts)
     with pytest.raises(ArgumentValueError, match=reason):
         read(path, HERE)
+
+
+def test_what_is_no_tuning_is_not_overwritten(tmp_path: Path) -> None:
+    text = tmp_path / "precious.txt"
+    text.write_text("years of work")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for path in (text, tmp_path, tmp_path / "bytes", text / "below", Path("/proc/none")):
+        with pytest.raises(ArgumentValueError, match=r"not overwritten|cannot be written"):
+            check_writable(path)
+    check_writable(tmp_path / "new" / "file")
+    write(tmp_path / "t", ENTRY, HERE)
+    check_writable(tmp_path / "t")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bytes", "new", "precious.txt", "t"]
+    large = tmp_path / "large"
+    large.write_text(" " * (1 << 21))
+    for path in (large, Path("/dev/zero")):
+        with pytest.raises(ArgumentValueError, match="no file of less than 1 MiB"):
+            read(path, HERE)
 
 
 def test_a_named_file_must_be_good_one_in_its_place_need_not(tmp_path: Path) -> None:
