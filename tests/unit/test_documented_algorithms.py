@@ -268,21 +268,40 @@ HOSTS = ((0, 2), (1, 3))
 #: Collective, name, rank, size, root and groups of the pictures, in their order.
 PICTURES: list[tuple[str, str, int, int, int, Groups | None]] = [
     ("all_reduce", "ring", 0, 3, -1, None),
+    ("reduce_scatter", "ring", 0, 3, -1, None),
+    ("all_gather", "ring", 0, 3, -1, None),
     ("broadcast", "ring", 1, 4, 0, None),
     ("all_reduce", "recursive_doubling", 0, 5, -1, None),
     ("all_reduce", "recursive_doubling", 1, 5, -1, None),
     ("all_reduce", "halving_doubling", 0, 4, -1, None),
     ("all_reduce", "one_shot", 0, 3, -1, None),
     ("all_reduce", "direct", 0, 3, -1, None),
+    ("reduce_scatter", "direct", 0, 3, -1, None),
+    ("all_gather", "direct", 0, 3, -1, None),
+    ("reduce", "direct", 1, 3, 0, None),
+    ("all_to_all", "direct", 0, 3, -1, None),
+    ("gather", "direct", 0, 3, 0, None),
+    ("scatter", "direct", 0, 3, 0, None),
     ("all_gather", "bruck", 0, 5, -1, None),
     ("all_to_all", "bruck", 0, 4, -1, None),
     ("barrier", "dissemination", 0, 5, -1, None),
     ("broadcast", "binomial", 0, 5, 0, None),
     ("broadcast", "binomial", 2, 5, 0, None),
+    ("reduce", "binomial", 2, 5, 0, None),
+    ("all_reduce", "binomial", 2, 5, -1, None),
     ("broadcast", "double_tree", 4, 6, 0, None),
+    ("reduce", "double_tree", 4, 6, 0, None),
+    ("all_reduce", "double_tree", 4, 6, -1, None),
     ("all_reduce", "hierarchical", 1, 4, -1, HOSTS),
+    ("reduce_scatter", "hierarchical", 1, 4, -1, HOSTS),
+    ("all_gather", "hierarchical", 1, 4, -1, HOSTS),
     ("broadcast", "hierarchical", 1, 4, 0, HOSTS),
 ]
+
+
+def test_every_algorithm_has_a_picture() -> None:
+    pictured = {(collective, name) for collective, name, *_ in PICTURES}
+    assert pictured == {(c, name) for c in COLLECTIVES for name in names(c)}
 
 
 def test_the_pictures_are_what_print_shows() -> None:
