@@ -201,8 +201,8 @@ def check_writable(path: Path) -> None:
         partial.unlink()
     except OSError as error:
         raise ArgumentValueError(f"{path} cannot be written: {error.strerror}") from None
-    except ValueError as error:
-        raise ArgumentValueError(f"{path} is no tuning, and is not overwritten: {error}") from None
+    except UnicodeDecodeError:
+        raise ArgumentValueError(f"{path} is no tuning, and is not overwritten") from None
 
 
 def _partial(path: Path) -> Path:
