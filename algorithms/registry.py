@@ -16,7 +16,7 @@ from pycomm.errors import ArgumentTypeError, ArgumentValueError, ScheduleError
 __all__ = ["RESERVED", "Algorithm", "algorithm_of", "names", "register", "unregister", "watch"]
 
 #: What ``algorithm=`` takes beside the names of algorithms.
-RESERVED = ("auto", "native")
+RESERVED = ("auto", "native", "shared")
 
 # Bytes of a segment that ranks hand on: long enough to hide what a message costs.
 _RELAYED = 512 << 10

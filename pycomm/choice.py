@@ -14,6 +14,7 @@ from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.executor import Execution
 from pycomm.program import Program
 from pycomm.scratch import ScratchPool
+from pycomm.sharing import SharedHost
 from pycomm.transports.base import Native, Transport
 
 __all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "groups_of", "overrides"]
@@ -22,6 +23,7 @@ __all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "groups_of", "
 VARIABLE = "PYCOMM_ALGORITHM"
 
 _MEMORY = "host"  # the kind of memory whose tables count here
+_SHARED_FROM = 16 << 10  # bytes from which registered memory is worth a look
 _AVG, _SUM = ReduceOp.AVG, ReduceOp.SUM
 _LIMIT = 1024  # choices that are remembered
 _ROUNDS_LIMIT = 200_000  # rounds of segments that they hold
@@ -56,7 +58,8 @@ class Request(NamedTuple):
 class Choice:
     """What a call runs, and why.
 
-    `native` starts it, or else `execution` does, whose schedule `built_by` has built.
+    `native` starts it, or else `execution` does, whose schedule `built_by` has built. Where both
+    are None it goes through shared memory if all arrays are registered, else as `instead` says.
     """
 
     algorithm: str
@@ -64,6 +67,7 @@ class Choice:
     native: Native | None
     execution: Execution | None
     built_by: Algorithm | None = None
+    instead: "Choice | None" = None
 
 
 def groups_of(transport: Transport) -> Groups:
@@ -109,6 +113,9 @@ class Choices:
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
         self.segment = SEGMENT
+        self.host = SharedHost(transport.rank, transport.size) if transport.shares_memory else None
+        #: Whether all ranks have made registered memory, with this communicator or its parents.
+        self.registered = False
         self.known: dict[tuple[object, ...], Choice] = {}
         self._rounds = 0
         watch(self)
@@ -126,6 +133,12 @@ class Choices:
         self.bandwidths = bandwidths
         self.source = self.model_source = source
         self.forget()
+
+    def register(self) -> None:
+        """Note that all ranks make registered memory: it is looked for from now on."""
+        if not self.registered:
+            self.registered = True
+            self.forget()
 
     def forget(self) -> None:
         """Make every choice anew: tables or algorithms have changed."""
@@ -173,7 +186,7 @@ class Choices:
         """Return the names to try, in order, and why these."""
         collective, algorithm = request.collective, request.algorithm
         if algorithm != "auto":
-            if algorithm != "native":
+            if algorithm not in RESERVED:
                 algorithm_of(collective, algorithm)
             return (algorithm,), "asked for"
         nbytes = request.nbytes(self._transport.size)
@@ -181,14 +194,20 @@ class Choices:
         # What was measured may not be able to do this: averages of integers, for instance.
         wanted += preferences(self._built_in, collective, nbytes)
         forced = self.overrides.get(collective) or self.overrides.get("")
-        if forced is not None and (forced == "native" or forced in names(collective)):
+        if forced is not None and (forced in RESERVED or forced in names(collective)):
             return (forced, *wanted), f"{VARIABLE} says {forced}"
+        if self.registered and collective == "all_reduce" and nbytes >= _SHARED_FROM:
+            return ("shared", *wanted), f"memory is registered; else {why}"
         return wanted, why
 
     def _unfit(self, request: Request, name: str) -> str | None:
         """Return why an algorithm cannot do what is requested, None if it can."""
         collective, dtype, op, count = request[:4]
         averages_ints = op is _AVG and dtype.kind is Kind.INT
+        if name == "shared":
+            if collective != "all_reduce":
+                return "shared memory serves all_reduce"
+            return None if self.host is not None else "the ranks are not processes of one host"
         if name != "native":
             if averages_ints and not algorithm_of(collective, name).rounds_once:
                 return "it adds integers in steps, and an average needs their whole sum in 64 bits"
@@ -212,6 +231,12 @@ class Choices:
             execution = self.execution("barrier", "dissemination", dtype, 0)
             built_by = algorithm_of("barrier", "dissemination")
             return Choice("dissemination", "there is no data", None, execution, built_by)
+        if name == "shared":
+            others = preferences(self._built_in, collective, request.nbytes(self._transport.size))
+            instead = next(one for one in others if self._unfit(request, one) is None)
+            return Choice(
+                name, why, None, None, None, self._made(request, instead, "not all is registered")
+            )
         if name == "native":
             native = self._transport.native(collective, dtype, op, count)
             return Choice(name, why, native, None)

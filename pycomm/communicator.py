@@ -1,6 +1,8 @@
 """The communicator: a group of ranks and the operations between them."""
 
 import logging
+import math
+import operator
 import os
 import warnings
 import zlib
@@ -17,7 +19,7 @@ from pycomm.call import Call
 from pycomm.checking import as_check
 from pycomm.choice import overrides
 from pycomm.deadline import DEFAULT, Deadline, as_timeout
-from pycomm.dtypes import DTYPES
+from pycomm.dtypes import DTYPES, as_dtype
 from pycomm.engine import Engine
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
 from pycomm.meeting import meeting
@@ -26,6 +28,7 @@ from pycomm.movement import Movement
 from pycomm.planner import Planning
 from pycomm.reductions import Reductions
 from pycomm.transports.base import Transport, await_transport
+from pycomm.transports.shared import REGIONS
 from pycomm.tuning import find
 
 __all__ = ["Communicator"]
@@ -145,6 +148,49 @@ class Communicator(Reductions, Movement, Messages, Planning):
         self._engine.adopt(*adopted)
         self._engine.sequence = 0  # what users count begins with their first call
         return self
+
+    def empty(self, shape: Any, dtype: Any = "float32") -> Any:
+        """Return a registered array: memory that the ranks of this host can map.
+
+        Collective, without communication. All_reduce of registered arrays, or of contiguous views
+        of them, goes straight through shared memory where all ranks are on one host. The memory
+        is freed with the last view of it; that of a peer lives as long as the peer's array.
+
+        Parameters
+        ----------
+        shape : int or tuple of int
+            Its shape. The values are zeros.
+        dtype : str or numpy.dtype
+            Its element type, one that `pycomm` knows.
+
+        Returns
+        -------
+        numpy.ndarray
+            A new C-contiguous array.
+
+        Raises
+        ------
+        MemoryError
+            If there is less memory than that, with the numbers, before any of it is used.
+        ArgumentTypeError, ArgumentValueError
+            If there is no such dtype or shape.
+        """
+        kind = as_dtype(dtype).numpy
+        try:
+            sizes = (
+                (operator.index(shape),)
+                if not isinstance(shape, Iterable)
+                else tuple(operator.index(length) for length in shape)
+            )
+        except TypeError:
+            raise ArgumentTypeError(f"a shape is whole numbers, not {shape!r}") from None
+        if any(length < 0 for length in sizes):
+            raise ArgumentValueError(f"a shape has no negative lengths: {shape!r}")
+        self._engine.choices.register()
+        octets = REGIONS.allocate(math.prod(sizes) * kind.itemsize)
+        return octets.view(kind).reshape(sizes)
+
+    zeros = empty
 
     @property
     def bytes_sent(self) -> int:
@@ -268,6 +314,7 @@ class Communicator(Reductions, Movement, Messages, Planning):
         child = Communicator(
             Engine(transport, engine.timeout, engine.check, label, family, engine.deterministic)
         )
+        child._engine.choices.registered = engine.choices.registered
         child._engine.adopt(engine.tuning, engine.choices.overrides)
         self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)

@@ -67,6 +67,8 @@ class Transport(Protocol):
     size: int
     #: For each rank, a number that is equal for the ranks of one host.
     hosts: tuple[int, ...]
+    #: Whether all ranks are processes of one host, which may map each other's memory.
+    shares_memory: bool
     #: Name and version of the library underneath.
     library: str
     #: Bytes that this rank has sent in rounds, to whomever.

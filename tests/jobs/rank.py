@@ -44,6 +44,23 @@ def dies(how: str) -> None:
     go_on_until_it_fails(comm)
 
 
+def killed_sharing() -> None:
+    """A rank dies; the others wait for it in shared memory, with a long deadline."""
+    comm = pycomm.init("mpi", timeout=30)
+    x = comm.empty(100_000)
+    comm.all_reduce(x)
+    if comm.rank == VICTIM:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        while True:
+            comm.all_reduce(x)
+    except pycomm.CommError as error:
+        seconds = time.monotonic() - began
+        say(f"rank {comm.rank}: {type(error).__name__} after {seconds:.2f} s: {error}")
+        comm.abort()
+
+
 def killed() -> None:
     dies("killed")
 

