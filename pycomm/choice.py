@@ -113,7 +113,9 @@ class Choices:
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
         self.segment = SEGMENT
-        self.host = SharedHost(transport.rank, transport.size) if transport.shares_memory else None
+        self.host: SharedHost | None = None
+        if transport.shares_memory:
+            self.host = SharedHost(transport.rank, transport.size, crowded=transport.crowded)
         #: Whether all ranks have made registered memory, with this communicator or its parents.
         self.registered = False
         self.known: dict[tuple[object, ...], Choice] = {}

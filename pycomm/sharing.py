@@ -40,9 +40,10 @@ _Block = tuple[list[Array], Array, list[Array]]
 class SharedHost:
     """What the ranks of one communicator, all on one host, share; set up when it is first used."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, *, crowded: bool) -> None:
         self.rank = rank
         self.size = size
+        self._crowded = crowded
         self.usable: bool | None = None  # not known before the ranks have met
         self.board: Board | None = None
         self.last: SharedSteps | None = None  # the call that was made last
@@ -83,7 +84,8 @@ class SharedHost:
         self.usable = bool(everyone.all())
         if self.usable:
             pids = [int(fact[0]) for fact in facts]
-            self.board = Board(self.rank, pages, pids, [fact[1] for fact in facts])
+            starts = [fact[1] for fact in facts]
+            self.board = Board(self.rank, pages, pids, starts, crowded=self._crowded)
 
     def describe(self, array: Array) -> tuple[int, ...]:
         """Return region and place of an array for the others, `_NOWHERE` if it is in none."""

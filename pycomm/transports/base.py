@@ -67,6 +67,8 @@ class Transport(Protocol):
     size: int
     #: For each rank, a number that is equal for the ranks of one host.
     hosts: tuple[int, ...]
+    #: Whether a host has more ranks than cores: who waits has to let others run.
+    crowded: bool
     #: Whether all ranks are processes of one host, which may map each other's memory.
     shares_memory: bool
     #: Name and version of the library underneath.

@@ -124,6 +124,7 @@ class LocalTransport:
 
     tag_limit = 1 << 15
     library = "threads"
+    crowded = False
     shares_memory = False  # they have the same memory anyway
 
     def __init__(self, group: _Group, rank: int) -> None:

@@ -93,7 +93,7 @@ class MPITransport:
         self._ethernet = ethernet
         self._rounds = rounds
         self._messages = messages
-        self._crowded = crowded
+        self.crowded = crowded
         self._pool = ScratchPool()
         self.bytes_sent = 0
         self._open: set[object] = set()  # rounds that are not complete
@@ -304,7 +304,7 @@ class MPITransport:
     def idle(self, spins: int) -> None:
         """Yield the core where ranks outnumber cores, or after a long while."""
         # MPI yields by itself inside Test when it was told so; doing it every time costs twice.
-        if spins % _YIELD_EVERY == 0 and (self._crowded or spins > _PATIENCE):
+        if spins % _YIELD_EVERY == 0 and (self.crowded or spins > _PATIENCE):
             os.sched_yield()
 
     def notify(self, peer: int, note: bytes) -> Pending | None:
@@ -337,7 +337,7 @@ class MPITransport:
         for made in (rounds, messages):
             made.Set_errhandler(MPI.ERRORS_RETURN)
         hosts = tuple(self.hosts[rank] for rank in ranks)
-        return MPITransport(rounds, messages, hosts, self._crowded, self._ethernet)
+        return MPITransport(rounds, messages, hosts, self.crowded, self._ethernet)
 
     def close(self) -> None:
         """Free the two communicators; all ranks have met before."""

@@ -147,13 +147,21 @@ class Board:
         The page of each rank, of `SIZE` bytes, zeros at first.
     pids, starts : sequence
         The process of each rank, and when it was started.
+    crowded : bool
+        Whether there are more ranks than cores: waiting then yields the core each time.
     """
 
     #: Bytes of a page: a flag, and two records in turn.
     SIZE = 4 * _LINE
 
     def __init__(
-        self, rank: int, pages: Sequence[Array], pids: Sequence[int], starts: Sequence[str]
+        self,
+        rank: int,
+        pages: Sequence[Array],
+        pids: Sequence[int],
+        starts: Sequence[str],
+        *,
+        crowded: bool = False,
     ) -> None:
         self._rank = rank
         self._pages: list[Any] = [page.data for page in pages]
@@ -162,6 +170,7 @@ class Board:
         self.pids = tuple(pids)
         self._starts = tuple(starts)
         self._sequence = 0
+        self.crowded = crowded
 
     def arrive(self, *record: int) -> "Arrival":
         """Publish a record of up to eight numbers, and arrive; the others' are in the result.
@@ -221,6 +230,8 @@ class Arrival:
                 _fence.release()
                 _fence.acquire()
             return True
+        if self._board.crowded:
+            os.sched_yield()
         now = time.monotonic()
         if now >= self._look_at:
             if self._look_at:

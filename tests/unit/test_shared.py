@@ -81,11 +81,14 @@ def test_too_little_memory_is_said_with_numbers() -> None:
         Regions().allocate(1 << 50)
 
 
-def boards(size: int) -> list[Board]:
+def boards(size: int, *, crowded: bool = False) -> list[Board]:
     pages = [np.zeros(Board.SIZE, np.uint8) for _ in range(size)]
     own = start_time(os.getpid())
     assert own is not None
-    return [Board(rank, pages, [os.getpid()] * size, [own] * size) for rank in range(size)]
+    return [
+        Board(rank, pages, [os.getpid()] * size, [own] * size, crowded=crowded)
+        for rank in range(size)
+    ]
 
 
 def test_ranks_meet_and_read_what_was_published() -> None:
@@ -136,6 +139,15 @@ def test_a_dead_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         child.communicate()
     assert start_time(child.pid) is None
+
+
+def test_waiting_yields_where_ranks_outnumber_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    yields: list[int] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
+    for crowded, expected in ((False, 0), (True, 3)):
+        arrival = boards(2, crowded=crowded)[0].arrive()
+        assert not any(arrival.test() for _ in range(3))
+        assert len(yields) == expected
 
 
 def test_fences_where_stores_are_not_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
