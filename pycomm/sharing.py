@@ -75,7 +75,9 @@ class SharedHost:
             for rank, (pid, start, *where) in enumerate(facts):
                 if start_time(int(pid)) != start:
                     raise OSError("another process has that number here")
-                opened = page if rank == self.rank else REGIONS.open(int(pid), *map(int, where))
+                opened = page
+                if rank != self.rank:
+                    opened = REGIONS.open(int(pid), start, *map(int, where))
                 pages.append(opened)
         except OSError:
             pages = []
@@ -96,7 +98,8 @@ class SharedHost:
         """Return the array of a rank that it has described, of the length of `like`."""
         number, fd, size, offset = record
         assert self.board is not None
-        region = REGIONS.open(self.board.pids[rank], number, fd, size)
+        pid, start = self.board.pids[rank], self.board.starts[rank]
+        region = REGIONS.open(pid, start, number, fd, size)
         return region[offset : offset + like.nbytes].view(like.dtype)
 
 

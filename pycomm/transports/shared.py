@@ -67,7 +67,7 @@ class Regions:
     def __init__(self) -> None:
         self._made: dict[int, tuple[int, int, int]] = {}  # number -> fd, address, bytes
         self._numbers = 0
-        self._opened: OrderedDict[tuple[int, int], Array] = OrderedDict()
+        self._opened: OrderedDict[tuple[int, str, int], Array] = OrderedDict()
 
     def allocate(self, nbytes: int) -> Array:
         """Return new zeros, as bytes, that peers can map; freed with the last view of them.
@@ -108,15 +108,15 @@ class Regions:
                 return number, fd, size, address - start
         return None
 
-    def open(self, pid: int, number: int, fd: int, size: int) -> Array:
-        """Return the bytes of a peer's region.
+    def open(self, pid: int, start: str, number: int, fd: int, size: int) -> Array:
+        """Return the bytes of a region of a peer, a process that was started at `start`.
 
         Raises
         ------
         OSError
             If this process may not open it.
         """
-        key = (pid, number)
+        key = (pid, start, number)
         found = self._opened.get(key)
         if found is None:
             handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -168,7 +168,7 @@ class Board:
         self._flags = [page[:8].data.cast("Q") for page in pages]
         self._peers = [peer for peer in range(len(pages)) if peer != rank]
         self.pids = tuple(pids)
-        self._starts = tuple(starts)
+        self.starts = tuple(starts)
         self._sequence = 0
         self.crowded = crowded
 
@@ -199,7 +199,7 @@ class Board:
 
     def check(self, missing: Sequence[int]) -> None:
         """Raise `PeerError` if one of the ranks that are missing is dead."""
-        dead = [peer for peer in missing if start_time(self.pids[peer]) != self._starts[peer]]
+        dead = [peer for peer in missing if start_time(self.pids[peer]) != self.starts[peer]]
         if dead:
             error = PeerError(f"the process of rank {', '.join(map(str, dead))} has ended")
             error.peers = tuple(dead)

@@ -30,12 +30,13 @@ def test_a_region_is_found_by_address_and_opened_by_a_peer() -> None:
     assert found is not None
     number, fd, size, offset = found
     assert offset == 100
-    opened = peer.open(os.getpid(), number, fd, size)
+    opened = peer.open(os.getpid(), "7", number, fd, size)
     view[:] = 7
     assert (opened[100:300] == 7).all()
     opened[0] = 9
     assert memory[0] == 9
-    assert peer.open(os.getpid(), number, fd, size) is opened
+    assert peer.open(os.getpid(), "7", number, fd, size) is opened
+    assert peer.open(os.getpid(), "8", number, fd, size) is not opened  # another process
     assert regions.find(address(memory) - 1, 2) is None
     assert regions.find(address(memory) + 9_999, 2) is None
     assert regions.find(address(np.zeros(9)), 9) is None
@@ -48,7 +49,7 @@ def test_memory_goes_with_its_last_view_and_a_peers_mapping_outlives_it() -> Non
     memory[:] = 3
     found = regions.find(address(memory), memory.size)
     assert found is not None
-    opened = peer.open(os.getpid(), *found[:3])
+    opened = peer.open(os.getpid(), "7", *found[:3])
     view = memory[10:20].view(np.uint16)
     del memory
     assert view.tolist() == [0x0303] * 5
@@ -67,7 +68,7 @@ def test_only_so_many_regions_of_peers_stay_mapped() -> None:
     for memory in kept:
         found = regions.find(address(memory), memory.size)
         assert found is not None
-        peer.open(os.getpid(), *found[:3])
+        peer.open(os.getpid(), "7", *found[:3])
     assert len(peer._opened) == shared._KEPT
 
 
