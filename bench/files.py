@@ -129,6 +129,7 @@ def _config(options: Options, header: Header) -> dict[str, Any]:
         "aggregated_iterations": options.agg_iters,
         "validation": options.check,
         "graph": 0,
+        "local_register": int(options.registered),
         "blocking_collectives": _boolean(options.blocking),
         "per_iter_timing": _boolean(options.per_iter),
         "per_iter_skip": 0,

@@ -53,10 +53,13 @@ class Memory:
     recv: Array
 
     @classmethod
-    def allocate(cls, nbytes: int) -> "Memory":
-        """Return two aligned buffers of `nbytes`."""
+    def allocate(cls, nbytes: int, comm: "Communicator | None" = None) -> "Memory":
+        """Return two aligned buffers of `nbytes`, in registered memory if there is a `comm`."""
 
         def one() -> Array:
+            if comm is not None:
+                registered: Array = comm.zeros(nbytes, np.uint8)  # begins with a page
+                return registered
             raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
             start = -raw.ctypes.data % _ALIGNMENT
             return raw[start : start + nbytes]

@@ -65,6 +65,7 @@ class Options:
     timeout: float | None
     algorithms: tuple[str | None, ...]
     verify: bool
+    registered: bool
     peers: tuple[str, ...]
     style: str
     json: str | None
@@ -246,6 +247,15 @@ def _build() -> _Parser:
         action="store_true",
         help="count the bytes sent, and compare with the schedules",
     )
+    add(
+        "-R",
+        "--local_register",
+        type=int,
+        choices=range(3),
+        default=0,
+        help="1 or 2: buffers in registered memory (0)",
+    )
+    add("--registered", action="store_true", help="the same as -R 1")
     add("--compression", type=_compression, default="none", help="only 'none' in this version")
     add(
         "--compare",
@@ -271,7 +281,6 @@ def _build() -> _Parser:
         ("-g", "--ngpus", "1"),
         ("-G", "--cudagraph", "0"),
         ("-C", "--report_cputime", "0"),
-        ("-R", "--local_register", "0"),
     ):
         add(short, name, type=_only(allowed, devices), help=argparse.SUPPRESS)
     return parser
@@ -356,6 +365,7 @@ def parse(argv: Sequence[str]) -> Options:
         timeout=seen.timeout,
         algorithms=seen.algorithm or (None,),
         verify=seen.verify,
+        registered=seen.registered or seen.local_register > 0,
         peers=seen.compare,
         style=seen.style,
         json=seen.json,

@@ -38,6 +38,8 @@ def preamble(options: Options, header: Header) -> list[str]:
         f"warmup iters: {options.warmup_iters} iters: {options.iters} "
         f"agg iters: {options.agg_iters} validation: {options.check} graph: 0 unalign: 0",
     ]
+    if options.registered:
+        lines.append("# Registered memory: the ranks of a host map each other's buffers")
     if options.blocking == 1:
         lines.append("# Blocking Enabled: barrier after each iteration")
     elif options.blocking == 2:

@@ -58,7 +58,8 @@ def run(
         problem = writer.prepare()
     if problem is None:
         try:
-            memory = Memory.allocate(options.maxbytes if options.case.moves else 0)
+            registered = comm if options.registered else None
+            memory = Memory.allocate(options.maxbytes if options.case.moves else 0, registered)
         except MemoryError:
             problem = f"no memory for two buffers of {options.maxbytes} bytes (-e)"
     problem = _first_problem(comm, problem)

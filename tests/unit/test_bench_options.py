@@ -124,7 +124,7 @@ def test_an_operation_without_meaning_is_refused():
         (["-T", "nan"], "not a positive number of seconds"),
         (["-t", "2"], "only 1 is possible here: a rank is one process with host memory"),
         (["-g", "8"], "only 1 is possible here"),
-        (["-R", "1"], "only 0 is possible here"),
+        (["-R", "3"], "invalid choice"),
         (["--compression", "bf16"], "compression 'bf16' is not available in this version"),
         (["--compare", "mpi4py,nccl"], "'nccl' is unknown; known: mpi4py, gloo"),
         (["--compare", "mpi4py", "-m", "2"], "leave out -m"),
@@ -153,3 +153,9 @@ def test_help_ends_with_code_0_and_lists_the_flags():
     assert caught.value.code == 0
     for flag in ("--minbytes", "--stepfactor", "--agg_iters", "--compare", "--csv", "--plot"):
         assert flag in caught.value.text
+
+
+def test_registered_memory_by_two_names():
+    assert not parse(["all_reduce", "-R", "0"]).registered
+    for flags in (["-R", "1"], ["-R", "2"], ["--registered"]):
+        assert parse(["all_reduce", *flags]).registered

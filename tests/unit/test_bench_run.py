@@ -184,6 +184,13 @@ def test_bytes_on_the_wire_are_those_of_the_schedule(tmp_path):
         assert "# Bytes unlike schedule : 0 OK" in text
 
 
+def test_buffers_in_registered_memory():
+    codes, text = bench(2, "all_reduce", *SIZES, "--registered")
+    assert codes == [0, 0]
+    assert "# Registered memory" in text
+    assert {cells[8] for cells in table(text)} == {"0"}
+
+
 def test_a_lost_message_shows_in_the_bytes():
     class Counting(Faulty):
         """A communicator that counts four bytes too many each time."""
