@@ -129,7 +129,6 @@ def _config(options: Options, header: Header) -> dict[str, Any]:
         "aggregated_iterations": options.agg_iters,
         "validation": options.check,
         "graph": 0,
-        "local_register": int(options.registered),
         "blocking_collectives": _boolean(options.blocking),
         "per_iter_timing": _boolean(options.per_iter),
         "per_iter_skip": 0,
@@ -198,6 +197,7 @@ def to_json(
         means = {name: mean for name, mean, _ in summary.peer_ratios}
         for peer in added["peers"]:
             peer["ratio"] = means.get(peer["name"])
+    added["registered"] = options.registered
     report["pycomm"] = added
     report["errors"] = list(errors)
     report["end_time"] = now()

@@ -92,7 +92,7 @@ def test_a_peer_that_cannot_be_opened_is_refused(monkeypatch, capsys):
 
 
 def test_no_memory_on_one_rank_ends_all(monkeypatch, capsys):
-    def allocate(nbytes):
+    def allocate(nbytes, comm=None):
         raise MemoryError
 
     monkeypatch.setattr(measure.Memory, "allocate", allocate)
