@@ -21,7 +21,7 @@ __all__ = [
     "add_arguments",
     "forecast",
     "parse_link",
-    "parse_size",
+    "parse_rate",
     "plot",
     "run",
     "to_text",
@@ -229,8 +229,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verify", action="store_true", help="prove the schedules right, too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="time against size, 1 KiB to --size"
-    )
+        "--plot", type=Path, nargs="?", const=Path("simulate.png"), metavar="FILE",
+        help="draw time against size, 1 KiB to --size; default: simulate.png",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> str:

@@ -82,6 +82,13 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert file.read_text().startswith("<?xml")
 
 
+def test_a_picture_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="--plot draws with matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert main([*ARGUMENTS, "--algorithm", "ring,direct", "--plot"]) == 0
+    assert (tmp_path / "simulate.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     "words",
     [
