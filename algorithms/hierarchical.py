@@ -47,6 +47,7 @@ __all__ = [
 Groups = tuple[Any, ...]
 # Where a chunk is at home: which child at each level, from the top, modulo how many there are.
 _Path = tuple[int, ...]
+_Paths = tuple[tuple[int, _Path], ...]  # of chunks, by number
 
 
 class _Meeting(NamedTuple):
@@ -155,7 +156,7 @@ def hierarchical_broadcast(
     depth = _depth(groups, size)
     build = _seat(_BROADCASTS, across)
     width = _width([len(leaf) for leaf in hosts_of(groups)])
-    paths = {slice_: (0,) * (depth - 1) + (slice_,) for slice_ in range(width)}
+    paths = tuple((slice_, (0,) * (depth - 1) + (slice_,)) for slice_ in range(width))
     stages: list[Rounds] = []
     here = groups
     for _ in range(depth - 1):
@@ -280,33 +281,31 @@ def _width(lengths: Sequence[int]) -> int:
 
 
 @lru_cache(maxsize=64)
-def _slices(groups: Groups) -> dict[int, _Path]:
+def _slices(groups: Groups) -> _Paths:
     """Return a path for each chunk of an all_reduce: cut for the ranks of a host, then above."""
     at: list[Groups] = [groups]
     radices = [_width([len(groups)])]  # from the top down
     while not _is_host(at[0]):
         at = [child for group in at for child in group]
         radices.append(_width([len(group) for group in at]))
-    paths = {}
+    paths = []
     for chunk in range(prod(radices)):
         path, rest = [], chunk  # slices of a host are next to each other: the top varies first
         for radix in radices:
             rest, digit = divmod(rest, radix)
             path.append(digit)
-        paths[chunk] = tuple(path)
-    return paths
+        paths.append((chunk, tuple(path)))
+    return tuple(paths)
 
 
 @lru_cache(maxsize=64)
-def _homes(groups: Groups) -> dict[int, _Path]:
+def _homes(groups: Groups) -> _Paths:
     """Return the path to each rank, as the path of the chunk that is its part."""
     if _is_host(groups):
-        return {rank: (place,) for place, rank in enumerate(groups)}
-    return {
-        rank: (place, *path)
-        for place, child in enumerate(groups)
-        for rank, path in _homes(child).items()
-    }
+        return tuple((rank, (place,)) for place, rank in enumerate(groups))
+    return tuple(
+        (rank, (place, *path)) for place, child in enumerate(groups) for rank, path in _homes(child)
+    )
 
 
 def _carrier(groups: Groups, path: _Path) -> int:
@@ -315,18 +314,14 @@ def _carrier(groups: Groups, path: _Path) -> int:
     return child if _is_host(groups) else _carrier(child, path[1:])
 
 
-def _meetings(groups: Groups, paths: dict[int, _Path]) -> list[_Level]:
-    """Return who meets for which chunks at each level, hosts first."""
-    return _cached_meetings(groups, tuple(paths.items()))
-
-
 @lru_cache(maxsize=64)
-def _cached_meetings(groups: Groups, paths: tuple[tuple[int, _Path], ...]) -> list[_Level]:
+def _meetings(groups: Groups, paths: _Paths) -> list[_Level]:
+    """Return who meets for which chunks at each level, hosts first."""
     levels: list[dict[int, list[_Meeting]]] = []
     if not _is_host(groups):
         below = tuple((chunk, path[1:]) for chunk, path in paths)
         for child in groups:
-            for number, level in enumerate(_cached_meetings(child, below)):
+            for number, level in enumerate(_meetings(child, below)):
                 if number == len(levels):
                     levels.append({})
                 for rank, meetings in level.items():
@@ -363,7 +358,7 @@ def _holders(groups: Groups, root: int, width: int) -> dict[tuple[int, ...], Chu
 
 
 def _weights(
-    groups: Groups, paths: dict[int, _Path], bandwidths: Sequence[float] | None
+    groups: Groups, paths: _Paths, bandwidths: Sequence[float] | None
 ) -> tuple[int, ...] | None:
     """Return the sizes of slices in proportion to what the slowest rank that carries each can."""
     if bandwidths is None:
@@ -380,14 +375,14 @@ def _weights(
     speeds = [max(speed / fastest, 1e-9) for speed in speeds]
     leaves = hosts_of(groups)
     carried = dict.fromkeys(range(ranks), 0)
-    for path in paths.values():
+    for _, path in paths:
         for leaf in leaves:
             carried[leaf[path[-1] % len(leaf)]] += 1
     rates = [
         min(
             speeds[rank] / carried[rank] for rank in (leaf[path[-1] % len(leaf)] for leaf in leaves)
         )
-        for path in paths.values()
+        for _, path in paths
     ]
     scale = 1000 / min(rates)
     weights = tuple(round(rate * scale) for rate in rates)

@@ -57,7 +57,7 @@ class Algorithm:
     relays: bool = False
     weighted: bool = False
     trusted: bool = False
-    _proved: set[Any] = field(default_factory=set, compare=False, repr=False)
+    _proved: set[Any] = field(default_factory=set, init=False, compare=False, repr=False)
 
     def segment_of(self, longest: int, hosts: int) -> int:
         """Return how many bytes a segment should have at most where `longest` is the most."""
@@ -270,19 +270,8 @@ def unregister(collective: str, name: str) -> None:
     _changed()
 
 
-def _own(
-    collective: str,
-    name: str,
-    build: Callable[..., Schedule],
-    *,
-    grouped: bool = False,
-    rounds_once: bool = False,
-    relays: bool = False,
-    weighted: bool = False,
-) -> None:
-    _algorithms[collective][name] = Algorithm(
-        collective, name, build, grouped, rounds_once, relays, weighted, trusted=True
-    )
+def _own(collective: str, name: str, build: Callable[..., Schedule], **facts: bool) -> None:
+    _algorithms[collective][name] = Algorithm(collective, name, build, trusted=True, **facts)
 
 
 _own("all_reduce", "one_shot", direct.one_shot_all_reduce, rounds_once=True)

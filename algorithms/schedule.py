@@ -33,6 +33,7 @@ __all__ = [
     "Schedule",
     "Send",
     "chunk_sizes",
+    "data_count",
     "one",
     "spans",
 ]
@@ -98,6 +99,11 @@ def _listed(chunks: Chunks) -> str:
         else:
             runs.append([chunk, chunk])
     return "+".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "nothing"
+
+
+def data_count(collective: str, part: int, size: int) -> int:
+    """Return the elements of the data: all parts together where it has one of `part` a rank."""
+    return part * size if collective in PARTED else part
 
 
 def chunk_sizes(count: int, chunks: int) -> list[int]:
@@ -171,12 +177,8 @@ class Schedule:
 
     def _check_rounds(self) -> None:
         rank, size, slots = self.rank, self.size, self.slots
-        chunks_of_output = self.chunks
-        roots = self.collective == "broadcast" and rank == self.root
-
-        def read_only(chunks: Chunks) -> bool:
-            return roots or (slots > chunks_of_output and max(chunks) >= chunks_of_output)
-
+        # The caller's input follows: that of all_to_all, and all that a broadcast's root has.
+        written = -1 if self.collective == "broadcast" and rank == self.root else self.chunks
         for number, steps in enumerate(self.rounds):
             writes = 0
             for step in steps:
@@ -195,7 +197,7 @@ class Schedule:
                     raise ScheduleError(f"rank {rank}, round {number}: no such chunk in '{step}'")
                 if step.__class__ is Recv:
                     writes += 1
-                    if read_only(chunks):
+                    if max(chunks, default=-1) >= written:
                         raise ScheduleError(
                             f"rank {rank}, round {number}: '{step}' writes into the input"
                         )

@@ -106,9 +106,9 @@ def own_slot(whole: Buffer, part: Buffer, rank: int) -> bool:
     return False
 
 
-def new_array(like: Buffer, *, copy: bool = False) -> Buffer:
-    """Return a new NumPy array as large as `like`, with its contents if `copy`."""
-    array = like.array.copy() if copy else np.empty(like.array.shape, like.array.dtype)
+def new_array(like: Buffer) -> Buffer:
+    """Return a new NumPy array as large as `like`."""
+    array = np.empty(like.array.shape, like.array.dtype)
     return Buffer(array, like.dtype, array)
 
 

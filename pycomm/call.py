@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pycomm.algorithms.schedule import PARTED
+import numpy as np
+
 from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Op
 
 __all__ = ["Call"]
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True)
@@ -36,9 +39,12 @@ class Call:
     asked: Op | None = None
     deterministic: bool | None = None
 
-    def data_count(self, size: int) -> int:
-        """Return the elements of the data, of all parts together where it has parts."""
-        return self.count * size if self.collective in PARTED else self.count
+    def flat(self) -> tuple[Array | None, Array | None]:
+        """Return input and output as one-dimensional views, None where this rank has none."""
+        return (
+            None if self.x is None else self.x.flat,
+            None if self.out is None else self.out.flat,
+        )
 
     def result(self) -> Any:
         """Do what remains, and return the caller's array."""

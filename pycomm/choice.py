@@ -2,22 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from pycomm.algorithms.cost import ASSUMED, Model
 from pycomm.algorithms.hierarchical import Groups
 from pycomm.algorithms.registry import RESERVED, Algorithm, algorithm_of, names, watch
-from pycomm.algorithms.schedule import COLLECTIVES, PARTED, ROOTED
+from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count
 from pycomm.algorithms.select import Table, built_in, preferences
-from pycomm.dtypes import DType, Kind, Op, ReduceOp
+from pycomm.call import Call
+from pycomm.dtypes import DTYPES, DType, Kind, Op, ReduceOp
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
-from pycomm.executor import Execution
+from pycomm.executor import Execution, Steps
 from pycomm.program import Program
 from pycomm.scratch import ScratchPool
-from pycomm.sharing import SharedHost
-from pycomm.transports.base import Native, Transport
+from pycomm.sharing import MESSAGE, SharedHost, SharedSteps
+from pycomm.transports.base import Native, Tested, Transport
 
-__all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "groups_of", "overrides"]
+__all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "overrides"]
 
 #: What ``"auto"`` means: a name for all collectives that have it, or ``all_reduce=ring,...``.
 VARIABLE = "PYCOMM_ALGORITHM"
@@ -45,13 +47,9 @@ class Request(NamedTuple):
     algorithm: str
     deterministic: bool
 
-    def data_count(self, size: int) -> int:
-        """Return the elements of the data, of all parts together where it has parts."""
-        return self.elements * size if self.collective in PARTED else self.elements
-
     def nbytes(self, size: int) -> int:
         """Return the bytes of the data."""
-        return self.data_count(size) * self.dtype.itemsize
+        return data_count(self.collective, self.elements, size) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,8 @@ class Choice:
     """What a call runs, and why.
 
     `native` starts it, or else `execution` does, whose schedule `built_by` has built. Where both
-    are None it goes through shared memory if all arrays are registered, else as `instead` says.
+    are None it goes through the memory of `host` if all arrays are registered, else as `instead`
+    says.
     """
 
     algorithm: str
@@ -67,10 +66,32 @@ class Choice:
     native: Native | None
     execution: Execution | None
     built_by: Algorithm | None = None
+    host: SharedHost | None = None
     instead: "Choice | None" = None
 
+    def steps(self, call: Call, tags: range) -> Steps:
+        """Return the steps of one call that has these tags for itself."""
+        if self.host is not None:
+            # Made here and not when it first runs: the order of calls is the order at the board.
+            return self._shared(call, SharedSteps(self.host, call, tags), tags)
+        if self.execution is not None:
+            return self.execution.steps(*call.flat(), tags)
+        assert self.native is not None
+        return _started(self.native, call)
 
-def groups_of(transport: Transport) -> Groups:
+    def _shared(self, call: Call, shared: SharedSteps, tags: range) -> Steps:
+        yield from shared.steps()
+        if not shared.done:
+            assert self.instead is not None
+            yield from self.instead.steps(call, tags)
+
+
+def _started(native: Native, call: Call) -> Steps:
+    """Start the library's own collective, as steps."""
+    yield Tested(native(call.x, call.out, call.root, call.in_place))
+
+
+def _groups_of(transport: Transport) -> Groups:
     """Return the ranks host by host, in the order of their first ranks; flat for a single host."""
     found: dict[int, list[int]] = {}
     for rank, host in enumerate(transport.hosts):
@@ -90,6 +111,8 @@ class Choices:
         What `choose` has returned, by its argument.
     table, source : Table, str
         What ``"auto"`` goes by, and where that comes from.
+    groups, hosts : Groups, int
+        The ranks host by host, and how many hosts that are.
     model, model_source : Model, str
         What predictions go by, and where that comes from.
     bandwidths : tuple of float, optional
@@ -103,7 +126,7 @@ class Choices:
     def __init__(self, transport: Transport, pool: ScratchPool) -> None:
         self._transport = transport
         self._pool = pool
-        self.groups = groups_of(transport)
+        self.groups = _groups_of(transport)
         self.hosts = len(set(transport.hosts))
         self._built_in: Table = built_in(_MEMORY, transport.size, self.hosts)
         self.table = self._built_in
@@ -115,7 +138,8 @@ class Choices:
         self.segment = SEGMENT
         self.host: SharedHost | None = None
         if transport.shares_memory:
-            self.host = SharedHost(transport.rank, transport.size, crowded=transport.crowded)
+            gather = partial(self.execution, "all_gather", "direct", DTYPES["uint8"], MESSAGE)
+            self.host = SharedHost(transport, gather)
         #: Whether all ranks have made registered memory, with this communicator or its parents.
         self.registered = False
         self.known: dict[tuple[object, ...], Choice] = {}
@@ -236,9 +260,8 @@ class Choices:
         if name == "shared":
             others = preferences(self._built_in, collective, request.nbytes(self._transport.size))
             instead = next(one for one in others if self._unfit(request, one) is None)
-            return Choice(
-                name, why, None, None, None, self._made(request, instead, "not all is registered")
-            )
+            other = self._made(request, instead, "not all is registered")
+            return Choice(name, why, None, None, host=self.host, instead=other)
         if name == "native":
             native = self._transport.native(collective, dtype, op, count)
             return Choice(name, why, native, None)
@@ -253,7 +276,7 @@ class Choices:
         )
         program = Program(
             schedule,
-            request.data_count(transport.size),
+            data_count(request.collective, request.elements, transport.size),
             dtype.itemsize,
             algorithm.segment_of(self.segment, self.hosts),
         )

@@ -20,13 +20,12 @@ from pycomm.errors import (
     MismatchError,
     PeerError,
 )
-from pycomm.executor import WINDOW, Execution, Steps
+from pycomm.executor import WINDOW, Steps
 from pycomm.scratch import ScratchPool
-from pycomm.sharing import MESSAGE, SharedSteps
-from pycomm.transports.base import Pending, Transport
+from pycomm.transports.base import Pending, Tested, Transport
 from pycomm.tuning import Tuning
 from pycomm.waiting import Waiter
-from pycomm.work import Tested, Work
+from pycomm.work import Work
 
 __all__ = ["Engine"]
 
@@ -134,7 +133,7 @@ class Engine:
                 self.sequence = sequence + 1
                 native = choice.native
                 if native is None:
-                    steps = self._steps(call, choice) if prepared is None else prepared()
+                    steps = choice.steps(call, self.tags()) if prepared is None else prepared()
                     deadline = Deadline(allowed)
                     if async_op:
                         return self._track(operation, sequence, None, steps, call.result, deadline)
@@ -159,38 +158,6 @@ class Engine:
                 raise self.fail(error, operation, sequence, keep=(call, test)) from error.__cause__
         finally:
             self._owner = None
-
-    def _steps(self, call: Call, choice: Choice) -> Steps:
-        if choice.execution is None:
-            host = self.choices.host
-            assert host is not None
-            # Made here and not when it first runs: the order of calls is the order at the board.
-            shared = SharedSteps(host, call, self._told_to_all, self.tags())
-            return self._shared_steps(call, choice, shared)
-        return choice.execution.steps(
-            None if call.x is None else call.x.flat,
-            None if call.out is None else call.out.flat,
-            self.tags(),
-        )
-
-    def _shared_steps(self, call: Call, choice: Choice, shared: SharedSteps) -> Steps:
-        """Go through shared memory; or, if not all ranks can, as the call would go otherwise."""
-        instead = choice.instead
-        assert instead is not None
-        yield from shared.steps()
-        if shared.done:
-            return
-        if instead.native is not None:
-            yield Tested(instead.native(call.x, call.out, call.root, call.in_place))
-        else:
-            assert instead.execution is not None
-            x, out = call.x, call.out
-            assert x is not None
-            assert out is not None
-            yield from instead.execution.steps(x.flat, out.flat, shared.tags)
-
-    def _told_to_all(self) -> Execution:
-        return self.choices.execution("all_gather", "direct", DTYPES["uint8"], MESSAGE)
 
     def tags(self) -> range:
         """Return the tags of the collective that has just been numbered."""
@@ -294,13 +261,7 @@ class Engine:
         if self.deterministic if call.deterministic is None else call.deterministic:
             algorithm += ", deterministic"
         own = encode(
-            (
-                operation,
-                call.dtype.name,
-                "" if op is None else str(op),
-                algorithm,
-                choice.algorithm,
-            ),
+            (operation, call.dtype.name, str(op or ""), algorithm, choice.algorithm),
             (self.sequence, call.count, call.root),
         )
         records = np.empty((self.transport.size, own.size), np.uint8)

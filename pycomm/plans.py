@@ -4,10 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pycomm.algorithms.cost import predict
-from pycomm.algorithms.hierarchical import hosts_of
-from pycomm.algorithms.schedule import ROOTED, Schedule
+from pycomm.algorithms.schedule import ROOTED, Schedule, data_count
 from pycomm.call import Call
-from pycomm.choice import Choice, groups_of
 from pycomm.deadline import as_timeout
 from pycomm.engine import Engine
 from pycomm.executor import WINDOW, Steps
@@ -34,7 +32,7 @@ class Plan:
         self._call = call
         self._asked = algorithm
         self._timeout = None if timeout is None else as_timeout(timeout, engine.timeout)
-        self._choice: Choice = engine.choose(call, algorithm)
+        self._choice = engine.choose(call, algorithm)
         self._work: Any = None
         self._prepared: _Prepared = None
         self._ran = False
@@ -78,16 +76,14 @@ class Plan:
         """Return the steps of one run; the first run on all ranks together prepares them."""
         execution = self._choice.execution
         assert execution is not None
-        x = None if self._call.x is None else self._call.x.flat
-        out = None if self._call.out is None else self._call.out.flat
         if not self._ran:
             self._ran = True
             tag = self._engine.plan_tag()
             if tag is not None:
-                self._prepared = execution.prepared(x, out, tag)
+                self._prepared = execution.prepared(*self._call.flat(), tag)
         if self._prepared is not None:
             return self._prepared()
-        return execution.steps(x, out, self._engine.tags())
+        return self._choice.steps(self._call, self._engine.tags())
 
     @property
     def collective(self) -> str:
@@ -138,23 +134,23 @@ class Plan:
         if schedule is None or transport.size > _PREDICTED_RANKS:
             return None
         root = self._call.root if schedule.collective in ROOTED else -1
-        groups = groups_of(transport)
-        built = self._choice.built_by
+        choices, built = self._engine.choices, self._choice.built_by
         assert built is not None
-        schedules = built.schedules(transport.size, root, groups, self._engine.choices.bandwidths)
+        schedules = built.schedules(transport.size, root, choices.groups, choices.bandwidths)
         nbytes = self._count * self._call.dtype.itemsize
         segments = min(self.segments, _PREDICTED_SEGMENTS)
-        model = self._engine.choices.model
-        return predict(schedules, nbytes, model, groups, segments=segments, window=WINDOW)
+        return predict(
+            schedules, nbytes, choices.model, choices.groups, segments=segments, window=WINDOW
+        )
 
     @property
     def _count(self) -> int:
         call, size = self._call, self._engine.transport.size
-        return call.data_count(size)
+        return data_count(call.collective, call.count, size)
 
     def __str__(self) -> str:
         call, transport = self._call, self._engine.transport
-        hosts = len(hosts_of(groups_of(transport)))
+        hosts = self._engine.choices.hosts
         op = "" if call.op is None else f", {call.asked or call.op}"
         nbytes = self._count * call.dtype.itemsize
         lines = [

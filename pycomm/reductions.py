@@ -31,11 +31,7 @@ def _around_sum(
         assert product is not None
         return _SUM, partial(premultiply, source.flat, product.flat, source.dtype, op), None
     if op is _AVG and source.dtype.kind in _DIVIDED:
-        return (
-            _SUM,
-            None,
-            None if result is None else partial(divide, result.flat, size),
-        )
+        return _SUM, None, None if result is None else partial(divide, result.flat, size)
     return op, None, None
 
 

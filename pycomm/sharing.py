@@ -19,7 +19,7 @@ from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.executor import Execution, Steps
 from pycomm.kernels.host import reduce_arrays
-from pycomm.transports.base import Array
+from pycomm.transports.base import Array, Transport
 from pycomm.transports.shared import REGIONS, Board, start_time
 
 __all__ = ["MESSAGE", "SharedHost", "SharedSteps"]
@@ -40,10 +40,11 @@ _Block = tuple[list[Array], Array, list[Array]]
 class SharedHost:
     """What the ranks of one communicator, all on one host, share; set up when it is first used."""
 
-    def __init__(self, rank: int, size: int, *, crowded: bool) -> None:
-        self.rank = rank
-        self.size = size
-        self._crowded = crowded
+    def __init__(self, transport: Transport, gather: Callable[[], Execution]) -> None:
+        self.rank = transport.rank
+        self.size = transport.size
+        self._crowded = transport.crowded
+        self._gather = gather  # what tells `MESSAGE` bytes of each rank to all
         self.usable: bool | None = None  # not known before the ranks have met
         self.board: Board | None = None
         self.last: SharedSteps | None = None  # the call that was made last
@@ -56,8 +57,9 @@ class SharedHost:
             if len(self.bound) > _BOUND:
                 self.bound.popitem(last=False)
 
-    def set_up(self, gather: Execution, tags: range) -> Steps:
+    def set_up(self, tags: range) -> Steps:
         """Exchange pages and try them; afterwards `usable` is the same on all ranks."""
+        gather = self._gather()
         page = REGIONS.allocate(Board.SIZE)
         found = REGIONS.find(_address(page), page.size)
         assert found is not None
@@ -110,13 +112,9 @@ class SharedSteps:
     ----------
     done, over : bool
         Whether it has been done there; whether it has been tried.
-    tags : range
-        The tags of the call.
     """
 
-    def __init__(
-        self, host: SharedHost, call: Call, gather: Callable[[], Execution], tags: range
-    ) -> None:
+    def __init__(self, host: SharedHost, call: Call, tags: range) -> None:
         assert call.x is not None
         assert call.out is not None
         assert call.op is not None
@@ -124,8 +122,7 @@ class SharedSteps:
         self._x, self._out = call.x.flat, call.out.flat
         self._in_place = call.in_place
         self._dtype, self._op = call.dtype, call.op
-        self._gather = gather
-        self.tags = tags
+        self._tags = tags
         self.done = False
         self.over = False
         self._before, host.last = host.last, self
@@ -142,14 +139,13 @@ class SharedSteps:
         self._before = None
         yield from self._run()
         self.over = True
-        self._x = self._out = self._x[
-            :0
-        ].copy()  # the board remembers the last call, not its memory
+        # The board remembers the last call, but not its memory.
+        self._x = self._out = np.empty(0)
 
     def _run(self) -> Steps:
         host = self._host
         if host.usable is None:
-            yield from host.set_up(self._gather(), self.tags)
+            yield from host.set_up(self._tags)
         if not host.usable:
             return
         board = host.board

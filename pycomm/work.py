@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from pycomm.deadline import Deadline
 from pycomm.transports.base import Pending
 
-__all__ = ["Driver", "Tested", "Work"]
+__all__ = ["Driver", "Work"]
 
 # How often an awaiting task looks: a few times as fast as the event loop turns, then now and then.
 _QUICK_LOOKS = 200
@@ -22,13 +22,6 @@ class Driver(Protocol):
 
     def poll(self, work: "Work") -> bool:
         """Make progress with everything; return whether `work` is done."""
-
-
-class Tested:
-    """The `Pending` of what is tested by a function."""
-
-    def __init__(self, test: Callable[[], bool]) -> None:
-        self.test = test
 
 
 class Work:

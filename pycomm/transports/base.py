@@ -20,6 +20,7 @@ __all__ = [
     "Array",
     "Native",
     "Pending",
+    "Tested",
     "Transport",
     "await_transport",
     "message_spans",
@@ -52,6 +53,13 @@ class Pending(Protocol):
         Exception
             If it failed; `Transport.explain` puts it in pycomm's terms.
         """
+
+
+class Tested:
+    """The `Pending` of what is tested by a function."""
+
+    def __init__(self, test: Callable[[], bool]) -> None:
+        self.test = test
 
 
 #: ``native(x, out, root, in_place) -> test``, `x` and `out` being buffers, or None where a rank has

@@ -103,7 +103,8 @@ class Regions:
 
     def find(self, address: int, nbytes: int) -> tuple[int, int, int, int] | None:
         """Return number, fd, length and offset of the region that holds a piece of memory."""
-        for number, (fd, start, size) in self._made.items():
+        # A copy, since the end of an array may take its region out meanwhile.
+        for number, (fd, start, size) in self._made.copy().items():
             if start <= address and address + nbytes <= start + size:
                 return number, fd, size, address - start
         return None
