@@ -13,10 +13,21 @@ from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, Schedule
 from pycomm.algorithms.verify import verify
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, ScheduleError
 
-__all__ = ["RESERVED", "Algorithm", "algorithm_of", "names", "register", "unregister", "watch"]
+__all__ = [
+    "RESERVED",
+    "SHARED",
+    "Algorithm",
+    "algorithm_of",
+    "names",
+    "register",
+    "unregister",
+    "watch",
+]
 
+#: Names of the ways through shared memory: for any array, or where all arrays are registered.
+SHARED = ("shared", "registered")
 #: What ``algorithm=`` takes beside the names of algorithms.
-RESERVED = ("auto", "native", "shared")
+RESERVED = ("auto", "native", *SHARED)
 
 # Bytes of a segment that ranks hand on: long enough to hide what a message costs.
 _RELAYED = 512 << 10

@@ -28,41 +28,109 @@ Table = Mapping[str, Sequence[Rule]]
 _K, _M = 1 << 10, 1 << 20
 
 
-def built_in(memory: str, size: int, hosts: int) -> Table:
-    """Return the table for a kind of memory, ``"host"``, and `size` ranks on `hosts` hosts.
+def built_in(memory: str, hosts: int, *, crowded: bool = False) -> Table:
+    """Return the table for a kind of memory, ``"host"``, and ranks on `hosts` hosts.
 
-    Measured with Open MPI 5.0.11 and float32: 2 and 4 ranks on one host of 2 cores, and 2 ranks on
-    each of 2 hosts with 1 Gbit/s between them.
+    `crowded` says whether a host has more ranks than cores. Measured with Open MPI 5.0.11 and
+    float32: 2 ranks, and 4 crowded ones, on one host of 2 cores, and 2 ranks on each of 2 hosts
+    with 1 Gbit/s between them. What is between and beyond goes by the nearest of these.
     """
     if memory != "host":
         raise ArgumentValueError(f"there is no table for {memory} memory")
     if hosts > 1:
         return _several_hosts()
-    at_once = 256 * _K if size == 2 else 16 * _K
-    native = 128 * _K * size
+    return _crowded_host() if crowded else _one_host()
+
+
+def _one_host() -> Table:
     return {
         "all_reduce": (
-            Rule(min(at_once, native), ("native", "one_shot")),
-            Rule(native, ("native", "direct")),
-            Rule(EVERYTHING, ("direct",)),
+            Rule(512, ("native", "shared", "one_shot")),
+            Rule(256 * _K, ("shared", "native", "one_shot")),
+            Rule(EVERYTHING, ("shared", "direct")),
         ),
-        "all_gather": (Rule(2 * _M, ("native", "direct")), Rule(EVERYTHING, ("direct",))),
-        "reduce_scatter": (Rule(512 * _K, ("native", "direct")), Rule(EVERYTHING, ("direct",))),
-        "broadcast": (Rule(EVERYTHING, ("native", "binomial")),),
         "reduce": (
-            Rule(512 * _K, ("native", "direct")),
+            Rule(32 * _K, ("native", "shared", "direct")),
+            Rule(EVERYTHING, ("shared", "direct")),
+        ),
+        "reduce_scatter": (
+            Rule(_K, ("native", "shared", "direct")),
+            Rule(512 * _K, ("shared", "native", "direct")),
+            Rule(EVERYTHING, ("shared", "direct")),
+        ),
+        "all_gather": (
+            Rule(384 * _K, ("shared", "native", "direct")),
+            Rule(8 * _M, ("native", "direct")),
             Rule(EVERYTHING, ("direct",)),
         ),
-        "all_to_all": (Rule(EVERYTHING, ("native", "direct")),),
-        **_ONE_OF_OUR_OWN,
+        "broadcast": (
+            Rule(8 * _K, ("shared", "native", "binomial")),
+            Rule(EVERYTHING, ("native", "binomial")),
+        ),
+        "gather": (
+            Rule(32 * _K, ("shared", "native", "direct")),
+            Rule(512 * _K, ("native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
+        ),
+        "scatter": (
+            Rule(8 * _K, ("shared", "native", "direct")),
+            Rule(2 * _M, ("native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
+        ),
+        "all_to_all": (
+            Rule(8 * _K, ("shared", "native", "direct")),
+            Rule(EVERYTHING, ("native", "direct")),
+        ),
+        "barrier": (Rule(EVERYTHING, ("native", "dissemination")),),
     }
 
 
-_ONE_OF_OUR_OWN: dict[str, tuple[Rule, ...]] = {
-    "barrier": (Rule(EVERYTHING, ("native", "dissemination")),),
-    "gather": (Rule(EVERYTHING, ("native", "direct")),),
-    "scatter": (Rule(EVERYTHING, ("native", "direct")),),
-}
+def _crowded_host() -> Table:
+    return {
+        "all_reduce": (
+            Rule(2 * _K, ("native", "shared", "one_shot")),
+            Rule(16 * _K, ("shared", "native", "one_shot")),
+            Rule(128 * _K, ("shared", "native", "direct")),
+            Rule(4 * _M, ("registered", "native", "direct")),
+            Rule(EVERYTHING, ("shared", "direct")),
+        ),
+        "reduce": (
+            Rule(512 * _K, ("shared", "native", "direct")),
+            Rule(EVERYTHING, ("shared", "direct")),
+        ),
+        "reduce_scatter": (
+            Rule(128 * _K, ("native", "shared", "direct")),
+            Rule(2 * _M, ("registered", "native", "direct")),
+            Rule(EVERYTHING, ("shared", "direct")),
+        ),
+        "all_gather": (
+            Rule(512 * _K, ("shared", "native", "direct")),
+            Rule(8 * _M, ("native", "direct")),
+            Rule(EVERYTHING, ("direct",)),
+        ),
+        "broadcast": (
+            Rule(512, ("native", "binomial")),
+            Rule(32 * _K, ("shared", "native", "binomial")),
+            Rule(EVERYTHING, ("native", "binomial")),
+        ),
+        "gather": (
+            Rule(2 * _K, ("native", "direct")),
+            Rule(32 * _K, ("shared", "native", "direct")),
+            Rule(512 * _K, ("native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
+        ),
+        "scatter": (
+            Rule(2 * _K, ("native", "direct")),
+            Rule(32 * _K, ("shared", "native", "direct")),
+            Rule(32 * _M, ("native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
+        ),
+        "all_to_all": (
+            Rule(128 * _K, ("shared", "native", "direct")),
+            Rule(EVERYTHING, ("native", "direct")),
+        ),
+        "barrier": (Rule(EVERYTHING, ("native", "dissemination")),),
+    }
 
 
 def _several_hosts() -> Table:
@@ -85,7 +153,9 @@ def _several_hosts() -> Table:
         ),
         "reduce": (Rule(EVERYTHING, ("binomial", "direct")),),
         "all_to_all": (Rule(256 * _K, ("native", "direct")), Rule(EVERYTHING, ("direct",))),
-        **_ONE_OF_OUR_OWN,
+        "barrier": (Rule(EVERYTHING, ("native", "dissemination")),),
+        "gather": (Rule(EVERYTHING, ("native", "direct")),),
+        "scatter": (Rule(EVERYTHING, ("native", "direct")),),
     }
 
 

@@ -21,7 +21,8 @@ class Call:
     `count` is the number of elements of the smaller side, which is equal on all ranks; `target`
     holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
     the data is there; `asked` is the caller's op where `op` is another one; `deterministic` asks
-    for a fixed order of reduction, the communicator's setting if None.
+    for a fixed order of reduction, the communicator's setting if None; `bound` is what an execution
+    has found out about these arrays, for the next time, `choice` what runs a call that is known.
     """
 
     collective: str
@@ -38,6 +39,8 @@ class Call:
     operation: str = ""
     asked: Op | None = None
     deterministic: bool | None = None
+    bound: Any = None
+    choice: Any = None
 
     def flat(self) -> tuple[Array | None, Array | None]:
         """Return input and output as one-dimensional views, None where this rank has none."""

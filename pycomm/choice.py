@@ -7,16 +7,18 @@ from typing import NamedTuple
 
 from pycomm.algorithms.cost import ASSUMED, Model
 from pycomm.algorithms.hierarchical import Groups
-from pycomm.algorithms.registry import RESERVED, Algorithm, algorithm_of, names, watch
+from pycomm.algorithms.registry import RESERVED, SHARED, Algorithm, algorithm_of, names, watch
 from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count
 from pycomm.algorithms.select import Table, built_in, preferences
 from pycomm.call import Call
-from pycomm.dtypes import DTYPES, DType, Kind, Op, ReduceOp
+from pycomm.dtypes import DType, Kind, Op, ReduceOp
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.executor import Execution, Steps
 from pycomm.program import Program
+from pycomm.recent import Recent
 from pycomm.scratch import ScratchPool
-from pycomm.sharing import MESSAGE, SharedHost, SharedSteps
+from pycomm.shared_calls import SharedExecution
+from pycomm.sharing import SharedHost
 from pycomm.transports.base import Native, Tested, Transport
 
 __all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "overrides"]
@@ -25,7 +27,6 @@ __all__ = ["SEGMENT", "VARIABLE", "Choice", "Choices", "Request", "overrides"]
 VARIABLE = "PYCOMM_ALGORITHM"
 
 _MEMORY = "host"  # the kind of memory whose tables count here
-_SHARED_FROM = 16 << 10  # bytes from which registered memory is worth a look
 _AVG, _SUM = ReduceOp.AVG, ReduceOp.SUM
 _LIMIT = 1024  # choices that are remembered
 _ROUNDS_LIMIT = 200_000  # rounds of segments that they hold
@@ -56,9 +57,8 @@ class Request(NamedTuple):
 class Choice:
     """What a call runs, and why.
 
-    `native` starts it, or else `execution` does, whose schedule `built_by` has built. Where both
-    are None it goes through the memory of `host` if all arrays are registered, else as `instead`
-    says.
+    `native` starts it, or else `execution` does, whose schedule `built_by` has built, or else
+    `shared` in the memory of the host, and as `instead` says where that is out of reach.
     """
 
     algorithm: str
@@ -66,24 +66,18 @@ class Choice:
     native: Native | None
     execution: Execution | None
     built_by: Algorithm | None = None
-    host: SharedHost | None = None
+    shared: SharedExecution | None = None
     instead: "Choice | None" = None
 
     def steps(self, call: Call, tags: range) -> Steps:
         """Return the steps of one call that has these tags for itself."""
-        if self.host is not None:
-            # Made here and not when it first runs: the order of calls is the order at the board.
-            return self._shared(call, SharedSteps(self.host, call, tags), tags)
+        if self.shared is not None:
+            assert self.instead is not None
+            return self.shared.steps(call, tags, partial(self.instead.steps, call, tags))
         if self.execution is not None:
             return self.execution.steps(*call.flat(), tags)
         assert self.native is not None
         return _started(self.native, call)
-
-    def _shared(self, call: Call, shared: SharedSteps, tags: range) -> Steps:
-        yield from shared.steps()
-        if not shared.done:
-            assert self.instead is not None
-            yield from self.instead.steps(call, tags)
 
 
 def _started(native: Native, call: Call) -> Steps:
@@ -109,6 +103,8 @@ class Choices:
     ----------
     known : dict
         What `choose` has returned, by its argument.
+    recent : Recent
+        Whole calls that were made lately.
     table, source : Table, str
         What ``"auto"`` goes by, and where that comes from.
     groups, hosts : Groups, int
@@ -128,7 +124,7 @@ class Choices:
         self._pool = pool
         self.groups = _groups_of(transport)
         self.hosts = len(set(transport.hosts))
-        self._built_in: Table = built_in(_MEMORY, transport.size, self.hosts)
+        self._built_in: Table = built_in(_MEMORY, self.hosts, crowded=transport.crowded)
         self.table = self._built_in
         self.source = "built-in table"
         self.bandwidths: tuple[float, ...] | None = None
@@ -138,11 +134,9 @@ class Choices:
         self.segment = SEGMENT
         self.host: SharedHost | None = None
         if transport.shares_memory:
-            gather = partial(self.execution, "all_gather", "direct", DTYPES["uint8"], MESSAGE)
-            self.host = SharedHost(transport, gather)
-        #: Whether all ranks have made registered memory, with this communicator or its parents.
-        self.registered = False
+            self.host = SharedHost(transport, self.forget)
         self.known: dict[tuple[object, ...], Choice] = {}
+        self.recent = Recent()
         self._rounds = 0
         watch(self)
 
@@ -160,15 +154,10 @@ class Choices:
         self.source = self.model_source = source
         self.forget()
 
-    def register(self) -> None:
-        """Note that all ranks make registered memory: it is looked for from now on."""
-        if not self.registered:
-            self.registered = True
-            self.forget()
-
     def forget(self) -> None:
         """Make every choice anew: tables or algorithms have changed."""
         self.known.clear()
+        self.recent.clear()
         self._rounds = 0
 
     def choose(self, request: Request) -> Choice:
@@ -222,18 +211,18 @@ class Choices:
         forced = self.overrides.get(collective) or self.overrides.get("")
         if forced is not None and (forced in RESERVED or forced in names(collective)):
             return (forced, *wanted), f"{VARIABLE} says {forced}"
-        if self.registered and collective == "all_reduce" and nbytes >= _SHARED_FROM:
-            return ("shared", *wanted), f"memory is registered; else {why}"
         return wanted, why
 
     def _unfit(self, request: Request, name: str) -> str | None:
         """Return why an algorithm cannot do what is requested, None if it can."""
         collective, dtype, op, count = request[:4]
         averages_ints = op is _AVG and dtype.kind is Kind.INT
-        if name == "shared":
-            if collective != "all_reduce":
-                return "shared memory serves all_reduce"
-            return None if self.host is not None else "the ranks are not processes of one host"
+        if name in SHARED:
+            if self.host is None:
+                return "the ranks are not processes of one host"
+            if self.host.usable is False:
+                return "the processes may not map each other's memory"
+            return None
         if name != "native":
             if averages_ints and not algorithm_of(collective, name).rounds_once:
                 return "it adds integers in steps, and an average needs their whole sum in 64 bits"
@@ -257,11 +246,20 @@ class Choices:
             execution = self.execution("barrier", "dissemination", dtype, 0)
             built_by = algorithm_of("barrier", "dissemination")
             return Choice("dissemination", "there is no data", None, execution, built_by)
-        if name == "shared":
-            others = preferences(self._built_in, collective, request.nbytes(self._transport.size))
-            instead = next(one for one in others if self._unfit(request, one) is None)
-            other = self._made(request, instead, "not all is registered")
-            return Choice(name, why, None, None, host=self.host, instead=other)
+        if name in SHARED:
+            nbytes = request.nbytes(self._transport.size)
+            others = preferences(self.table, collective, nbytes)
+            others += preferences(self._built_in, collective, nbytes)
+            instead = next(
+                one for one in others if one not in SHARED and self._unfit(request, one) is None
+            )
+            other = self._made(request, instead, "memory is out of reach, or not registered")
+            assert self.host is not None
+            shared = SharedExecution(
+                self.host, collective, dtype, op, request.root, count,
+                registered=name == "registered",
+            )  # fmt: skip
+            return Choice(name, why, None, None, shared=shared, instead=other)
         if name == "native":
             native = self._transport.native(collective, dtype, op, count)
             return Choice(name, why, native, None)

@@ -186,7 +186,6 @@ class Communicator(Reductions, Movement, Messages, Planning):
             raise ArgumentTypeError(f"a shape is whole numbers, not {shape!r}") from None
         if any(length < 0 for length in sizes):
             raise ArgumentValueError(f"a shape has no negative lengths: {shape!r}")
-        self._engine.choices.register()
         octets = REGIONS.allocate(math.prod(sizes) * kind.itemsize)
         return octets.view(kind).reshape(sizes)
 
@@ -314,7 +313,6 @@ class Communicator(Reductions, Movement, Messages, Planning):
         child = Communicator(
             Engine(transport, engine.timeout, engine.check, label, family, engine.deterministic)
         )
-        child._engine.choices.registered = engine.choices.registered
         child._engine.adopt(engine.tuning, engine.choices.overrides)
         self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)

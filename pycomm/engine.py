@@ -21,6 +21,7 @@ from pycomm.errors import (
     PeerError,
 )
 from pycomm.executor import WINDOW, Steps
+from pycomm.recent import Key
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Pending, Tested, Transport
 from pycomm.tuning import Tuning
@@ -88,9 +89,29 @@ class Engine:
         if tuning is not None and entry is not None:
             self.choices.use(entry.tables, entry.model, entry.bandwidths, tuning.source)
 
-    def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Any:
-        """Start `call`; wait for it and return its result, or return a `Work`."""
-        return self.start(call, self.choose(call, algorithm), algorithm, timeout, async_op)
+    def known(self, key: Key | None) -> Call | None:
+        """Return the call that `run` was given with this key, if it is remembered."""
+        return None if key is None else self.choices.recent.get(key)
+
+    def run(
+        self,
+        call: Call,
+        algorithm: str,
+        timeout: float | None,
+        async_op: bool,
+        key: Key | None = None,
+    ) -> Any:
+        """Start `call`; wait for it and return its result, or return a `Work`.
+
+        Where a `key` of all its arguments is given, the call may be remembered under it.
+        """
+        choice = call.choice
+        if choice is None:
+            choice = self.choose(call, algorithm)
+            if key is not None:
+                call.choice = choice
+                self.choices.recent.put(key, call)
+        return self.start(call, choice, algorithm, timeout, async_op)
 
     def choose(self, call: Call, algorithm: str) -> Choice:
         """Return what runs `call`."""
@@ -131,15 +152,17 @@ class Engine:
                 if call.prepare is not None:
                     call.prepare()
                 self.sequence = sequence + 1
-                native = choice.native
-                if native is None:
+                if choice.native is not None:
+                    test = choice.native(call.x, call.out, call.root, call.in_place)
+                elif choice.shared is not None and not (async_op or self._active):
+                    test = choice.shared.start(call)
+                if test is None:
                     steps = choice.steps(call, self.tags()) if prepared is None else prepared()
                     deadline = Deadline(allowed)
                     if async_op:
                         return self._track(operation, sequence, None, steps, call.result, deadline)
                     self._drive(steps, deadline, operation, sequence, keep=call)
                     return call.result()
-                test = native(call.x, call.out, call.root, call.in_place)
                 if async_op or self._active:
                     deadline = Deadline(allowed)
                     once = iter((Tested(test),))

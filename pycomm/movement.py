@@ -51,13 +51,16 @@ class Movement(Member):
         array or Work
             `out`.
         """
-        source = as_buffer(x)
-        target = whole_of(source, out, self._size)
-        in_place = own_slot(target, source, self._rank)
-        call = Call(
-            "all_gather", source, target, target, source.dtype, source.count, in_place=in_place
-        )
-        return self._engine.run(call, algorithm, timeout, async_op)
+        key = None if out is None else ("all_gather", id(x), id(out), algorithm)
+        call = self._engine.known(key)
+        if call is None:
+            source = as_buffer(x)
+            target = whole_of(source, out, self._size)
+            in_place = own_slot(target, source, self._rank)
+            call = Call(
+                "all_gather", source, target, target, source.dtype, source.count, in_place=in_place
+            )
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def all_to_all(
         self,
@@ -83,19 +86,22 @@ class Movement(Member):
         array or Work
             `out`.
         """
-        source = as_buffer(x)
-        part = part_count(source, self._size)
-        if out is None:
-            check_axis(source, self._size)
-            target, in_place = new_like(source, source.array.shape), False
-        else:
-            target, in_place = same_shape(source, out)
-        prepare = None
-        if in_place:
-            given, source = source, new_array(source)
-            prepare = partial(np.copyto, source.flat, given.flat)
-        call = Call("all_to_all", source, target, target, source.dtype, part, prepare=prepare)
-        return self._engine.run(call, algorithm, timeout, async_op)
+        key = None if out is None else ("all_to_all", id(x), id(out), algorithm)
+        call = self._engine.known(key)
+        if call is None:
+            source = as_buffer(x)
+            part = part_count(source, self._size)
+            if out is None:
+                check_axis(source, self._size)
+                target, in_place = new_like(source, source.array.shape), False
+            else:
+                target, in_place = same_shape(source, out)
+            prepare = None
+            if in_place:
+                given, source = source, new_array(source)
+                prepare = partial(np.copyto, source.flat, given.flat)
+            call = Call("all_to_all", source, target, target, source.dtype, part, prepare=prepare)
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def broadcast(
         self,
@@ -125,21 +131,24 @@ class Movement(Member):
             `out`, or `x` in place.
         """
         root = rank_of(root, self._size, "root")
-        at_root = self._rank == root
-        finish = None
-        if out is None:
-            moved = target = as_buffer(x, writable=not at_root)
-        elif at_root:
-            moved = as_buffer(x)
-            target, in_place = same_shape(moved, out)
-            if not in_place:
-                finish = partial(np.copyto, target.flat, moved.flat)
-        else:
-            moved = target = as_buffer(out, writable=True, name="out")
-        call = Call(
-            "broadcast", moved, None, target, moved.dtype, moved.count, root=root, finish=finish
-        )
-        return self._engine.run(call, algorithm, timeout, async_op)
+        key = ("broadcast", id(x), id(out), root, algorithm)
+        call = self._engine.known(key)
+        if call is None:
+            at_root = self._rank == root
+            finish = None
+            if out is None:
+                moved = target = as_buffer(x, writable=not at_root)
+            elif at_root:
+                moved = as_buffer(x)
+                target, in_place = same_shape(moved, out)
+                if not in_place:
+                    finish = partial(np.copyto, target.flat, moved.flat)
+            else:
+                moved = target = as_buffer(out, writable=True, name="out")
+            call = Call(
+                "broadcast", moved, None, target, moved.dtype, moved.count, root=root, finish=finish
+            )
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def gather(
         self,
@@ -169,13 +178,16 @@ class Movement(Member):
             The result on `root`, None elsewhere.
         """
         root = rank_of(root, self._size, "root")
-        source = as_buffer(x)
-        target = whole_of(source, out, self._size) if self._rank == root else None
-        in_place = target is not None and own_slot(target, source, self._rank)
-        call = Call(
-            "gather", source, target, target, source.dtype, source.count, None, root, in_place
-        )
-        return self._engine.run(call, algorithm, timeout, async_op)
+        key = None if out is None else ("gather", id(x), id(out), root, algorithm)
+        call = self._engine.known(key)
+        if call is None:
+            source = as_buffer(x)
+            target = whole_of(source, out, self._size) if self._rank == root else None
+            in_place = target is not None and own_slot(target, source, self._rank)
+            call = Call(
+                "gather", source, target, target, source.dtype, source.count, None, root, in_place
+            )
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def scatter(
         self,
@@ -205,23 +217,26 @@ class Movement(Member):
             `out`.
         """
         root = rank_of(root, self._size, "root")
-        source: Buffer | None = None
-        in_place = False
-        if self._rank == root:
-            source = as_buffer(x)
-            target = part_of(source, out, self._size)
-            in_place = own_slot(source, target, self._rank)
-        elif out is None:
-            raise ArgumentValueError(
-                f"scatter needs out= on rank {self._rank}: only rank {root}, the root, knows what "
-                "it sends"
+        key = None if out is None else ("scatter", id(x), id(out), root, algorithm)
+        call = self._engine.known(key)
+        if call is None:
+            source: Buffer | None = None
+            in_place = False
+            if self._rank == root:
+                source = as_buffer(x)
+                target = part_of(source, out, self._size)
+                in_place = own_slot(source, target, self._rank)
+            elif out is None:
+                raise ArgumentValueError(
+                    f"scatter needs out= on rank {self._rank}: only rank {root}, the root, knows "
+                    "what it sends"
+                )
+            else:
+                target = as_buffer(out, writable=True, name="out")
+            call = Call(
+                "scatter", source, target, target, target.dtype, target.count, None, root, in_place
             )
-        else:
-            target = as_buffer(out, writable=True, name="out")
-        call = Call(
-            "scatter", source, target, target, target.dtype, target.count, None, root, in_place
-        )
-        return self._engine.run(call, algorithm, timeout, async_op)
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def barrier(
         self, *, algorithm: str = "auto", timeout: float | None = None, async_op: bool = False

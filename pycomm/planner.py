@@ -76,7 +76,17 @@ class _PlansOnly:
     def __init__(self, engine: Engine) -> None:
         self._real = engine
 
-    def run(self, call: Call, algorithm: str, timeout: float | None, async_op: bool) -> Plan:
+    def known(self, key: object) -> None:
+        """Remember nothing: a plan is made anew each time."""
+
+    def run(
+        self,
+        call: Call,
+        algorithm: str,
+        timeout: float | None,
+        async_op: bool,
+        key: object = None,  # noqa: ARG002 - see known
+    ) -> Plan:
         if async_op:
             raise ArgumentValueError("async_op belongs to the calls of a plan, not to its making")
         return Plan(self._real, call, algorithm, timeout)

@@ -67,19 +67,22 @@ class Reductions(Member):
         array or Work
             `out`, or `x` in place.
         """
-        source = as_buffer(x, out is None)
-        target, in_place = same_shape(source, out)
-        asked = op = reduce_op(op, source)
-        prepare = finish = None
-        if op is not _SUM:
-            op, prepare, finish = _around_sum(op, source, target, target, self._size)
-            if prepare is not None:
-                source, in_place = target, True
-        call = Call(
-            "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
-            prepare, finish, "", asked, deterministic,
-        )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op)
+        key = ("all_reduce", id(x), id(out), op, algorithm, deterministic)
+        call = self._engine.known(key)
+        if call is None:
+            source = as_buffer(x, out is None)
+            target, in_place = same_shape(source, out)
+            asked = op = reduce_op(op, source)
+            prepare = finish = None
+            if op is not _SUM:
+                op, prepare, finish = _around_sum(op, source, target, target, self._size)
+                if prepare is not None:
+                    source, in_place = target, True
+            call = Call(
+                "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
+                prepare, finish, "", asked, deterministic,
+            )  # fmt: skip
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def reduce(
         self,
@@ -112,26 +115,29 @@ class Reductions(Member):
             The result on `root`, None elsewhere, where `x` is left as it is.
         """
         root = rank_of(root, self._size, "root")
-        at_root = self._rank == root
-        source = as_buffer(x, writable=at_root and out is None)
-        asked = op = reduce_op(op, source)
-        target: Buffer | None = None
-        in_place = False
-        if at_root:
-            target, in_place = same_shape(source, out)
-        # Other ranks keep their x, so the products need a place of their own.
-        product = target
-        if product is None and isinstance(op, PremulSum):
-            product = new_array(source)
-        op, prepare, finish = _around_sum(op, source, product, target, self._size)
-        if prepare is not None:
-            assert product is not None
-            source, in_place = product, at_root
-        call = Call(
-            "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
-            prepare, finish, "", asked, deterministic,
-        )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op)
+        key = ("reduce", id(x), id(out), op, root, algorithm, deterministic)
+        call = self._engine.known(key)
+        if call is None:
+            at_root = self._rank == root
+            source = as_buffer(x, writable=at_root and out is None)
+            asked = op = reduce_op(op, source)
+            target: Buffer | None = None
+            in_place = False
+            if at_root:
+                target, in_place = same_shape(source, out)
+            # Other ranks keep their x, so the products need a place of their own.
+            product = target
+            if product is None and isinstance(op, PremulSum):
+                product = new_array(source)
+            op, prepare, finish = _around_sum(op, source, product, target, self._size)
+            if prepare is not None:
+                assert product is not None
+                source, in_place = product, at_root
+            call = Call(
+                "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
+                prepare, finish, "", asked, deterministic,
+            )  # fmt: skip
+        return self._engine.run(call, algorithm, timeout, async_op, key)
 
     def reduce_scatter(
         self,
@@ -162,25 +168,32 @@ class Reductions(Member):
         array or Work
             `out`.
         """
-        source = as_buffer(x)
-        asked = op = reduce_op(op, source)
-        target = part_of(source, out, self._size)
-        # MPI's own reduce_scatter knows no such thing as an output within the input.
-        inside = own_slot(source, target, self._rank)
-        result = new_array(target) if inside else target
-        product = new_array(source) if isinstance(op, PremulSum) else None
-        op, prepare, divided = _around_sum(op, source, product, result, self._size)
-        if product is not None:
-            source = product
+        key = (
+            None
+            if out is None
+            else ("reduce_scatter", id(x), id(out), op, algorithm, deterministic)
+        )
+        call = self._engine.known(key)
+        if call is None:
+            source = as_buffer(x)
+            asked = op = reduce_op(op, source)
+            target = part_of(source, out, self._size)
+            # MPI's own reduce_scatter knows no such thing as an output within the input.
+            inside = own_slot(source, target, self._rank)
+            result = new_array(target) if inside else target
+            product = new_array(source) if isinstance(op, PremulSum) else None
+            op, prepare, divided = _around_sum(op, source, product, result, self._size)
+            if product is not None:
+                source = product
 
-        def finish() -> None:
-            if divided is not None:
-                divided()
-            if inside:
-                target.flat[:] = result.flat
+            def finish() -> None:
+                if divided is not None:
+                    divided()
+                if inside:
+                    target.flat[:] = result.flat
 
-        call = Call(
-            "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
-            prepare, finish, "", asked, deterministic,
-        )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op)
+            call = Call(
+                "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
+                prepare, finish, "", asked, deterministic,
+            )  # fmt: skip
+        return self._engine.run(call, algorithm, timeout, async_op, key)

@@ -5,7 +5,10 @@ in float32 and are rounded once, to nearest even. NumKong casts them at memory s
 own float16 arithmetic is 20 to 40 times slower.
 """
 
+import contextvars
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numkong
@@ -13,9 +16,11 @@ import numpy as np
 
 from pycomm.dtypes import DType, Kind, Op, PremulSum, ReduceOp
 
-__all__ = ["divide", "premultiply", "reduce_arrays"]
+__all__ = ["divide", "premultiply", "quietly", "reduce_arrays", "reducer"]
 
 Array = np.ndarray[Any, Any]
+Cast = Callable[[Array, Array], None]
+Reducer = Callable[[Sequence[Array], Array], None]
 
 # Elements a block: 64 KiB of float32, so that accumulator and source share a second-level cache.
 _BLOCK = 1 << 14
@@ -57,50 +62,90 @@ def reduce_arrays(sources: Sequence[Array], out: Array, dtype: DType, op: Op) ->
     Integer sums wrap, as in NumPy, NCCL and MPI. Integer averages accumulate in 64 bits and round
     toward zero. For bool, ``sum`` is a logical or.
     """
+    quietly(reducer(dtype, op), sources, out)
+
+
+def reducer(dtype: DType, op: Op) -> Reducer:
+    """Return the function of (sources, out) that `reduce_arrays` runs, within `quietly`."""
     kind = _SUM if isinstance(op, PremulSum) else op
-    ufunc = (_BOOL_UFUNCS if dtype.kind is Kind.BOOL else _UFUNCS)[kind]
-    average = len(sources) if kind is _AVG else 1
-    with np.errstate(all="ignore"):  # inf and NaN are values here, not events to report
-        if dtype.kind is Kind.HALF:
-            _reduce_wide(sources, out, ufunc, average, np.dtype(np.float32), _half_casts(dtype))
-        elif average > 1 and dtype.kind is Kind.INT:
-            wide = np.dtype(np.int64 if dtype.numpy.kind == "i" else np.uint64)
-            _reduce_wide(sources, out, ufunc, average, wide, (np.copyto, _copy_narrow))
-        else:
-            _reduce_direct(sources, out, ufunc, average)
+    found = _reducers.get((dtype, kind))
+    if found is None:
+        found = _reducers[dtype, kind] = _new_reducer(dtype, kind)
+    return found
 
 
-Cast = Callable[[Array, Array], None]
+_reducers: dict[tuple[DType, ReduceOp], Reducer] = {}
 
 
-def _reduce_direct(sources: Sequence[Array], out: Array, ufunc: np.ufunc, average: int) -> None:
+def _new_reducer(dtype: DType, op: ReduceOp) -> Reducer:
+    ufunc = (_BOOL_UFUNCS if dtype.kind is Kind.BOOL else _UFUNCS)[op]
+    average = op is _AVG
+    if dtype.kind is Kind.HALF:
+        casts = _half_casts(dtype)
+        return partial(_reduce_wide, ufunc, average, np.dtype(np.float32), casts)
+    if average and dtype.kind is Kind.INT:
+        wide = np.dtype(np.int64 if dtype.numpy.kind == "i" else np.uint64)
+        return partial(_reduce_wide, ufunc, average, wide, (np.copyto, _copy_narrow))
+    return partial(_reduce_direct, ufunc, average)
+
+
+class _Quiet(threading.local):
+    """A context of each thread in which NumPy reports nothing; quicker to enter than errstate."""
+
+    def __init__(self) -> None:
+        context = contextvars.copy_context()
+        context.run(np.seterr, all="ignore")
+        self.run = context.run
+        self.entered = False
+
+
+_quiet = _Quiet()
+
+
+def quietly(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; inf and NaN are values in there, not events to report."""
+    quiet = _quiet
+    if quiet.entered:  # a signal handler, or another interruption, in the midst of it
+        with np.errstate(all="ignore"):
+            return function(*args)
+    quiet.entered = True
+    try:
+        return quiet.run(function, *args)
+    finally:
+        quiet.entered = False
+
+
+def _reduce_direct(ufunc: np.ufunc, average: bool, sources: Sequence[Array], out: Array) -> None:
+    if len(sources) == 2 and not average:
+        ufunc(sources[0], sources[1], out=out)
+        return
     if len(sources) == 1:
         np.copyto(out, sources[0])  # an average of one, too
-        return
-    first, *between, last = sources
-    if not between and average == 1:
-        ufunc(first, last, out=out)
         return
     accumulator = np.empty(min(_BLOCK, out.size), out.dtype)
     for start in range(0, out.size, _BLOCK):
         stop = min(start + _BLOCK, out.size)
-        total, target = accumulator[: stop - start], out[start:stop]
-        block = first[start:stop]
-        for source in between:
-            ufunc(block, source[start:stop], out=total)
+        if stop - start == out.size:
+            blocks, total, target = sources, accumulator, out
+        else:
+            blocks = [source[start:stop] for source in sources]
+            total, target = accumulator[: stop - start], out[start:stop]
+        block = blocks[0]
+        for other in blocks[1:-1]:
+            ufunc(block, other, out=total)
             block = total
-        ufunc(block, last[start:stop], out=target)  # the only write: out may be a source
-        if average > 1:
-            np.divide(target, average, out=target)
+        ufunc(block, blocks[-1], out=target)  # the only write: out may be a source
+        if average:
+            np.divide(target, len(sources), out=target)
 
 
 def _reduce_wide(
-    sources: Sequence[Array],
-    out: Array,
     ufunc: np.ufunc,
-    average: int,
+    average: bool,
     wide: np.dtype[Any],
     casts: tuple[Cast, Cast],
+    sources: Sequence[Array],
+    out: Array,
 ) -> None:
     widen, narrow = casts
     block = min(_BLOCK, out.size)
@@ -112,8 +157,8 @@ def _reduce_wide(
         for source in sources[1:]:
             widen(other, source[start:stop])
             ufunc(total, other, out=total)
-        if average > 1:
-            _divide(total, average)
+        if average and len(sources) > 1:
+            _divide(total, len(sources))
         narrow(out[start:stop], total)
 
 
@@ -145,8 +190,7 @@ def divide(array: Array, divisor: int) -> None:
 
     Integers round toward zero.
     """
-    with np.errstate(all="ignore"):
-        _divide(array, divisor)
+    quietly(_divide, array, divisor)
 
 
 def _divide(array: Array, divisor: int) -> None:
@@ -164,15 +208,18 @@ def _divide(array: Array, divisor: int) -> None:
 
 def premultiply(source: Array, out: Array, dtype: DType, op: PremulSum) -> None:
     """Write ``source * op.factor`` to `out`, rounded to `dtype`; `out` may be `source`."""
-    with np.errstate(all="ignore"):
-        if dtype.kind is Kind.HALF:
-            widen, narrow = _half_casts(dtype)
-            product = np.empty(min(_BLOCK, out.size), np.float32)
-            for start in range(0, out.size, _BLOCK):
-                stop = min(start + _BLOCK, out.size)
-                part = product[: stop - start]
-                widen(part, source[start:stop])
-                np.multiply(part, np.float32(op.factor.real), out=part)
-                narrow(out[start:stop], part)
-        else:
-            np.multiply(source, dtype.numpy.type(op.factor), out=out)
+    quietly(_premultiply, source, out, dtype, op.factor)
+
+
+def _premultiply(source: Array, out: Array, dtype: DType, factor: int | float | complex) -> None:
+    if dtype.kind is not Kind.HALF:
+        np.multiply(source, dtype.numpy.type(factor), out=out)
+        return
+    widen, narrow = _half_casts(dtype)
+    product = np.empty(min(_BLOCK, out.size), np.float32)
+    for start in range(0, out.size, _BLOCK):
+        stop = min(start + _BLOCK, out.size)
+        part = product[: stop - start]
+        widen(part, source[start:stop])
+        np.multiply(part, np.float32(factor.real), out=part)
+        narrow(out[start:stop], part)

@@ -6,9 +6,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.reference import Example, allowed, cases, check_case
+from support.reference import Example, allowed, cases, check_case, same_on_all
 
 from pycomm import ArgumentValueError, Communicator, ReduceOp, premul_sum
 from pycomm.dtypes import DTYPES
@@ -19,15 +19,7 @@ pytestmark = pytest.mark.mpi
 Together = Callable[..., None]
 
 
-# Derandomized and without shrinking: whatever happens, all ranks run the same examples.
-@settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+@same_on_all(150)
 @given(data=st.data())
 def test_against_numpy(comm: Communicator, together: Together, data: st.DataObject) -> None:
     case = data.draw(cases(comm.size))

@@ -4,14 +4,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from pycomm import Communicator, premul_sum
 from pycomm.algorithms import algorithm_of, names
+from pycomm.algorithms.registry import SHARED
 from pycomm.dtypes import DTYPES, DType, Kind, ReduceOp, check_op
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 MOVING = ("all_gather", "all_to_all", "broadcast", "gather", "scatter")
+
+
+def same_on_all(examples: int) -> settings:
+    """Return settings under which all ranks run the same examples, whatever happens."""
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],  # no shrinking
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,7 @@ class Example:
     alike: bool  # whether odd ranks do as even ones, or the opposite
     algorithm: str
     seed: int
+    registered: str = "no"  # which arrays are in registered memory: of even ranks, outputs, ...
 
 
 def allowed(op: str, dtype: DType) -> bool:
@@ -49,22 +64,27 @@ def usable(collective: str, dtype: str, op: str) -> list[str]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, size: int) -> Example:
-    """Draw a case for `size` ranks; parts have up to a few hundred elements."""
+def cases(draw: st.DrawFn, size: int, *, shared: bool = False) -> Example:
+    """Draw a case for `size` ranks; parts have up to a few hundred elements.
+
+    `shared`: the ranks share memory; registered arrays and some thousands of elements, too.
+    """
     collective = draw(st.sampled_from(REDUCING + MOVING))
     names = list(DTYPES)
     if collective in REDUCING:
         names = [name for name in names if DTYPES[name].kind is not Kind.OPAQUE]
     dtype = draw(st.sampled_from(names))
     ops = [op for op in (*ReduceOp, "premul_sum") if allowed(op, DTYPES[dtype])] or ["sum"]
+    op = str(draw(st.sampled_from(ops)))
+    algorithms = ("auto", "auto", *usable(collective, dtype, op), *SHARED * 2 * shared)
     shape = draw(
         st.one_of(
             st.tuples(st.integers(0, 5)),
             st.tuples(st.integers(0, 700)),
             st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5)),
+            *[st.tuples(st.integers(700, 40_000))] * shared,
         )
     )
-    op = str(draw(st.sampled_from(ops)))
     return Example(
         collective,
         dtype,
@@ -73,8 +93,9 @@ def cases(draw: st.DrawFn, size: int) -> Example:
         draw(st.integers(0, size - 1)),
         draw(st.booleans()),
         draw(st.booleans()),
-        draw(st.sampled_from(("auto", "auto", *usable(collective, dtype, op)))),
+        draw(st.sampled_from(algorithms)),
         draw(st.integers(0, 2**16)),
+        draw(st.sampled_from(("no", "all", "even", "inputs", "outputs"))) if shared else "no",
     )
 
 
@@ -133,6 +154,23 @@ def average(total: np.ndarray[Any, Any], ranks: int, dtype: DType) -> np.ndarray
     return (total.astype(dtype.numpy) / ranks).astype(dtype.numpy)
 
 
+def moved_of(
+    collective: str, inputs: list[np.ndarray[Any, Any]], rank: int, root: int
+) -> np.ndarray[Any, Any] | None:
+    """Return what `rank` gets from one-dimensional inputs, sums where the collective reduces."""
+    size = len(inputs)
+    if collective in ("all_reduce", "reduce"):
+        return np.sum(inputs, axis=0) if root in (-1, rank) else None
+    if collective in ("all_gather", "gather"):
+        return np.concatenate(inputs) if root in (-1, rank) else None
+    if collective == "broadcast":
+        return inputs[root]
+    if collective == "scatter":
+        return np.split(inputs[root], size)[rank]
+    parts = [np.split(one, size)[rank] for one in inputs]
+    return np.sum(parts, axis=0) if collective == "reduce_scatter" else np.concatenate(parts)
+
+
 def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     """Whether two arrays have the same shape, dtype and values; zeros may differ in sign."""
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -142,6 +180,14 @@ def same_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     return bool((a == b).all())
 
 
+def empty(comm: Communicator, case: Example, like: np.ndarray[Any, Any], *, output: bool) -> Any:
+    """Return an array like another one, registered where the case says so."""
+    names = ("all", "outputs" if output else "inputs", *("even",) * (comm.rank % 2 == 0))
+    if case.registered in names:
+        return comm.empty(like.shape, like.dtype)
+    return np.empty_like(like)
+
+
 def check_case(comm: Communicator, case: Example) -> None:
     """Run the case on this rank and compare with NumPy, output and untouched input."""
     size, rank = comm.size, comm.rank
@@ -149,12 +195,13 @@ def check_case(comm: Communicator, case: Example) -> None:
         case = replace(case, in_place=not case.in_place)
     divided = case.collective in ("reduce_scatter", "all_to_all", "scatter")
     inputs = [data(case, peer, size if divided else 1) for peer in range(size)]
-    x = inputs[rank].copy()
+    x = empty(comm, case, inputs[rank], output=False)
+    x[...] = inputs[rank]
     result, expected, untouched = _run(comm, case, inputs, x)
     half = case.op == "avg" and DTYPES[case.dtype].kind is Kind.HALF
     if expected is None:
         assert result is None
-    elif half and case.algorithm not in ("direct", "one_shot"):
+    elif half and case.algorithm not in ("direct", "one_shot", *SHARED):
         # Divided before it is added: each of so many roundings is of at most half a unit.
         found, unit = np.asarray(result), 2.0 ** (-10 if case.dtype == "float16" else -7)
         assert found.shape == expected.shape
@@ -179,44 +226,47 @@ def _run(
     part = case.shape[0]
     mine = slice(rank * part, (rank + 1) * part)
     if case.collective == "all_reduce":
-        out = None if case.in_place else np.empty_like(x)
+        out = None if case.in_place else empty(comm, case, x, output=True)
         result = comm.all_reduce(x, out, op=op, **algorithm)
         assert result is (x if out is None else out)
         return result, reduced(case, inputs), not case.in_place
     if case.collective == "reduce":
-        out = None if case.in_place or not at_root else np.empty_like(x)
+        out = None if case.in_place or not at_root else empty(comm, case, x, output=True)
         result = comm.reduce(x, out, op=op, root=root, **algorithm)
         expected = reduced(case, inputs) if at_root else None
         return result, expected, not (case.in_place and at_root)
     if case.collective == "reduce_scatter":
-        out = x[mine] if case.in_place else None
+        out = x[mine] if case.in_place else empty(comm, case, x[mine], output=True)
         result = comm.reduce_scatter(x, out, op=op, **algorithm)
         return result, reduced(case, inputs)[mine], not case.in_place
     if case.collective == "all_gather":
         out = None
         if case.in_place:
-            out = np.zeros((size * part, *x.shape[1:]), x.dtype)
+            whole = np.zeros((size * part, *x.shape[1:]), x.dtype)
+            out = empty(comm, case, whole, output=True)
             out[mine] = x
             x = out[mine]
         return comm.all_gather(x, out, **algorithm), np.concatenate(inputs), True
     if case.collective == "all_to_all":
-        result = comm.all_to_all(x, x if case.in_place else None, **algorithm)
+        out = x if case.in_place else empty(comm, case, x, output=True)
+        result = comm.all_to_all(x, out, **algorithm)
         return result, np.concatenate([given[mine] for given in inputs]), not case.in_place
     if case.collective == "broadcast":
-        out = None if case.in_place else np.empty_like(x)
+        out = None if case.in_place else empty(comm, case, x, output=True)
         given = x if case.in_place or at_root else None
         result = comm.broadcast(given, out, root=root, **algorithm)
         return result, inputs[root], not case.in_place
     if case.collective == "gather":
         out = None
         if case.in_place and at_root:
-            out = np.zeros((size * part, *x.shape[1:]), x.dtype)
+            whole = np.zeros((size * part, *x.shape[1:]), x.dtype)
+            out = empty(comm, case, whole, output=True)
             out[mine] = x
             x = out[mine]
         result = comm.gather(x, out, root=root, **algorithm)
         return result, np.concatenate(inputs) if at_root else None, True
     assert case.collective == "scatter"
-    out = np.empty(case.shape, x.dtype)
+    out = empty(comm, case, inputs[root][mine], output=True)
     if at_root:
         out = x[mine] if case.in_place else out
     result = comm.scatter(x if at_root else None, out, root=root, **algorithm)
