@@ -41,7 +41,8 @@ def test_halves_all_bit_patterns(name: str, op: ReduceOp) -> None:
     with np.errstate(all="ignore"):
         wide = {
             ReduceOp.SUM: a + b,
-            ReduceOp.AVG: (a + b) / np.float32(2),
+            # Of two: halved before they are added, so that the sum cannot overflow.
+            ReduceOp.AVG: a * np.float32(0.5) + b * np.float32(0.5),
             ReduceOp.PROD: a * b,
             ReduceOp.MIN: np.minimum(a, b),
             ReduceOp.MAX: np.maximum(a, b),
