@@ -58,28 +58,30 @@ def _one_host() -> Table:
             Rule(512 * _K, ("shared", "native", "direct")),
             Rule(EVERYTHING, ("shared", "direct")),
         ),
-        "all_gather": (
-            Rule(384 * _K, ("shared", "native", "direct")),
-            Rule(8 * _M, ("native", "direct")),
-            Rule(EVERYTHING, ("direct",)),
-        ),
+        "all_gather": (Rule(EVERYTHING, ("shared", "native", "direct")),),
         "broadcast": (
             Rule(8 * _K, ("shared", "native", "binomial")),
+            Rule(32 * _K, ("native", "binomial")),
+            Rule(4 * _M, ("registered", "native", "binomial")),
             Rule(EVERYTHING, ("native", "binomial")),
         ),
         "gather": (
             Rule(32 * _K, ("shared", "native", "direct")),
-            Rule(512 * _K, ("native", "direct")),
+            Rule(512 * _K, ("registered", "native", "direct")),
             Rule(EVERYTHING, ("shared", "native", "direct")),
         ),
         "scatter": (
             Rule(8 * _K, ("shared", "native", "direct")),
-            Rule(2 * _M, ("native", "direct")),
+            Rule(32 * _K, ("native", "direct")),
+            Rule(512 * _K, ("registered", "native", "direct")),
             Rule(EVERYTHING, ("shared", "native", "direct")),
         ),
         "all_to_all": (
             Rule(8 * _K, ("shared", "native", "direct")),
-            Rule(EVERYTHING, ("native", "direct")),
+            Rule(32 * _K, ("native", "direct")),
+            Rule(512 * _K, ("registered", "native", "direct")),
+            Rule(8 * _M, ("native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
         ),
         "barrier": (Rule(EVERYTHING, ("native", "dissemination")),),
     }
@@ -89,9 +91,7 @@ def _crowded_host() -> Table:
     return {
         "all_reduce": (
             Rule(2 * _K, ("native", "shared", "one_shot")),
-            Rule(16 * _K, ("shared", "native", "one_shot")),
-            Rule(128 * _K, ("shared", "native", "direct")),
-            Rule(4 * _M, ("registered", "native", "direct")),
+            Rule(32 * _K, ("native", "shared", "direct")),
             Rule(EVERYTHING, ("shared", "direct")),
         ),
         "reduce": (
@@ -99,18 +99,18 @@ def _crowded_host() -> Table:
             Rule(EVERYTHING, ("shared", "direct")),
         ),
         "reduce_scatter": (
-            Rule(128 * _K, ("native", "shared", "direct")),
-            Rule(2 * _M, ("registered", "native", "direct")),
+            Rule(64 * _K, ("native", "shared", "direct")),
+            Rule(192 * _K, ("registered", "native", "direct")),
             Rule(EVERYTHING, ("shared", "direct")),
         ),
         "all_gather": (
-            Rule(512 * _K, ("shared", "native", "direct")),
-            Rule(8 * _M, ("native", "direct")),
-            Rule(EVERYTHING, ("direct",)),
+            Rule(384 * _K, ("shared", "native", "direct")),
+            Rule(3 * _M, ("registered", "native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
         ),
         "broadcast": (
             Rule(512, ("native", "binomial")),
-            Rule(32 * _K, ("shared", "native", "binomial")),
+            Rule(8 * _K, ("shared", "native", "binomial")),
             Rule(EVERYTHING, ("native", "binomial")),
         ),
         "gather": (
@@ -121,13 +121,15 @@ def _crowded_host() -> Table:
         ),
         "scatter": (
             Rule(2 * _K, ("native", "direct")),
-            Rule(32 * _K, ("shared", "native", "direct")),
-            Rule(32 * _M, ("native", "direct")),
+            Rule(8 * _K, ("shared", "native", "direct")),
+            Rule(8 * _M, ("native", "direct")),
             Rule(EVERYTHING, ("shared", "native", "direct")),
         ),
         "all_to_all": (
-            Rule(128 * _K, ("shared", "native", "direct")),
-            Rule(EVERYTHING, ("native", "direct")),
+            Rule(96 * _K, ("shared", "native", "direct")),
+            Rule(768 * _K, ("registered", "native", "direct")),
+            Rule(8 * _M, ("native", "direct")),
+            Rule(EVERYTHING, ("shared", "native", "direct")),
         ),
         "barrier": (Rule(EVERYTHING, ("native", "dissemination")),),
     }

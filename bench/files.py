@@ -108,6 +108,12 @@ def _row(row: Row) -> dict[str, Any]:
         report["timestamp"] = row.timestamp
     if row.wire is not None:
         report["wire"] = asdict(row.wire)
+    if row.roofline is not None:
+        limit: dict[str, Any] = {"bytes": row.roofline.nbytes}
+        for name, _ in row.sides:
+            side = getattr(row.roofline, name)
+            limit[name] = {"time": side.seconds * 1e6, "reached": row.reached(name)}
+        report["roofline"] = limit
     report["peers"] = [_peer(row, peer) for peer in row.peers]
     return report
 

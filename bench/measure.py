@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pycomm
+from pycomm.bench import roofline
 from pycomm.bench.cases import Case, Counts, Placement, bind, bus_factor, place, planned
 from pycomm.bench.correctness import (
     Pattern,
@@ -18,7 +19,7 @@ from pycomm.bench.correctness import (
 )
 from pycomm.bench.options import Options, type_name
 from pycomm.bench.peers import Peer
-from pycomm.bench.results import PeerResult, Row, Side, Wire, make_side
+from pycomm.bench.results import PeerResult, Roofline, Row, Side, Wire, make_side
 from pycomm.bench.timing import (
     Clock,
     Contender,
@@ -40,6 +41,7 @@ Array = NDArray[Any]
 Call = Callable[..., Any]
 
 _ALIGNMENT = 64
+_ROOFLINE = "roofline"  # among the peers that are timed
 
 # A peer that is much slower gets fewer iterations: about this many seconds a row and side.
 _PEER_SECONDS = 2.0
@@ -135,6 +137,10 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
             if call_peer is not None and seconds is not None:
                 contender = _contender(options, comm, call_peer, seconds)
                 entries.append(_Entry(peer.name, True, in_place, contender, None))
+    if options.roofline and counts.send >= comm.size:
+        for in_place, source in ((False, send), (True, recv)):
+            run = roofline.work(source[: counts.send], recv[: counts.send], comm.size)
+            entries.append(_Entry(_ROOFLINE, True, in_place, _contender(options, comm, run), None))
     for entry in entries:
         most = sum(entry.contender.blocks) if entry.peer else options.warmup_iters
         for _ in range(min(options.warmup_iters, most)):
@@ -149,6 +155,10 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
         )
         for peer in job.peers
     )
+    limit = None
+    if (True, _ROOFLINE, False) in measured:
+        sides_of_it = (measured[True, _ROOFLINE, in_place] for in_place in (False, True))
+        limit = Roofline(roofline.moved_bytes(nbytes), *sides_of_it)
     return [
         Row(
             size=nbytes,
@@ -162,6 +172,7 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
             peers=peers,
             iterations=options.iters,
             wire=wires.get(algorithm),
+            roofline=limit,
         )
         for algorithm in options.algorithms
     ]

@@ -66,6 +66,7 @@ class Options:
     algorithms: tuple[str | None, ...]
     verify: bool
     registered: bool
+    roofline: bool
     peers: tuple[str, ...]
     style: str
     json: str | None
@@ -256,6 +257,11 @@ def _build() -> _Parser:
         help="1 or 2: buffers in registered memory (0)",
     )
     add("--registered", action="store_true", help="the same as -R 1")
+    add(
+        "--roofline",
+        action="store_true",
+        help="of all_reduce: how near it is to what the machine's memory allows",
+    )
     add("--compression", type=_compression, default="none", help="only 'none' in this version")
     add(
         "--compare",
@@ -338,6 +344,10 @@ def parse(argv: Sequence[str]) -> Options:
         parser.error(f"argument --algorithm: {case.name} has one algorithm only")
     if case.name == "send_recv" and seen.verify:
         parser.error(f"argument --verify: {case.name} has no schedule")
+    if seen.roofline and (case.name != "all_reduce" or seen.op != "sum"):
+        parser.error("argument --roofline: it is that of all_reduce with op sum")
+    if seen.roofline and seen.style == "osu":
+        parser.error("argument --roofline: the osu columns have no place for it")
     if seen.style == "osu" and seen.verify:
         parser.error("argument --verify: the osu columns have no place for it")
     if seen.plot and not case.moves:
@@ -366,6 +376,7 @@ def parse(argv: Sequence[str]) -> Options:
         algorithms=seen.algorithm or (None,),
         verify=seen.verify,
         registered=seen.registered or seen.local_register > 0,
+        roofline=seen.roofline,
         peers=seen.compare,
         style=seen.style,
         json=seen.json,

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from pycomm.bench.options import Options
 from pycomm.bench.results import Header, Row, Side, Summary
 
-__all__ = ["fixed", "nccl_footer", "nccl_header", "nccl_row", "osu_header", "osu_row", "preamble"]
+__all__ = [
+    "fixed",
+    "nccl_footer",
+    "nccl_header",
+    "nccl_row",
+    "osu_header",
+    "osu_row",
+    "preamble",
+    "roofline_line",
+]
 
 ALGORITHM_WIDTH = 18
 
@@ -133,6 +142,22 @@ def nccl_row(options: Options, row: Row) -> str:
             text += f"  {'N/A' if count is None else count:>14}"
         text += f"  {row.wire.ran:>{ALGORITHM_WIDTH}s}"
     return text
+
+
+def roofline_line(row: Row) -> str | None:
+    """Return what the row reaches of what memory allows, None if that was not measured."""
+    limit = row.roofline
+    if limit is None:
+        return None
+    parts = []
+    for label, name in (("out of place", "out_of_place"), ("in place", "in_place")):
+        side, reached = getattr(limit, name), row.reached(name)
+        speed = limit.nbytes / side.seconds / 1e9 if side.seconds > 0 else 0.0
+        part = "N/A" if reached is None else f"{reached:.0%}"
+        parts.append(
+            f"{label} {fixed(side.seconds * 1e6, 7).strip()} us ({speed:.1f} GB/s): {part}"
+        )
+    return f"#   roofline: {limit.nbytes} B a rank; {', '.join(parts)}"
 
 
 def _side(side: Side | None, per_iter: bool) -> str:

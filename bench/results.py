@@ -10,6 +10,7 @@ __all__ = [
     "Device",
     "Header",
     "PeerResult",
+    "Roofline",
     "Row",
     "Side",
     "Summary",
@@ -75,6 +76,23 @@ class Wire:
 
 
 @dataclass(frozen=True, slots=True)
+class Roofline:
+    """What the machine's memory allows, see `pycomm.bench.roofline`.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes that each rank has to read and write.
+    out_of_place, in_place : Side
+        The time that takes when all ranks do it at once.
+    """
+
+    nbytes: int
+    out_of_place: Side
+    in_place: Side
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table."""
 
@@ -90,6 +108,14 @@ class Row:
     timestamp: str = ""
     iterations: int = 0
     wire: Wire | None = None
+    roofline: Roofline | None = None
+
+    def reached(self, side: str) -> float | None:
+        """Return which part of the roofline is reached on that side, 1 being all of it."""
+        mine: Side | None = getattr(self, side)
+        if self.roofline is None or mine is None:
+            return None
+        return ratio(getattr(self.roofline, side).seconds, mine.seconds)
 
     @property
     def sides(self) -> tuple[tuple[str, Side | None], ...]:

@@ -108,6 +108,8 @@ def _refuse(comm: "Communicator", problem: str, writer: "_Writer") -> int:
 def _why_not(options: Options, comm: "Communicator") -> str | None:
     if options.case.rooted and options.root is not None and options.root >= comm.size:
         return f"-r {options.root}: the ranks are 0 to {comm.size - 1}"
+    if options.roofline and comm.size < 2:
+        return "--roofline: one rank has nothing to add up"
     return next((why for name in options.peers if (why := peers.why_not(name, comm))), None)
 
 
@@ -229,6 +231,9 @@ class _Writer:
             return
         if self._options.style == "nccl":
             self._print([report.nccl_row(self._options, row)])
+            limit = report.roofline_line(row)
+            if limit is not None:
+                self._print([limit])
         else:
             self._print([report.osu_row(self._options, row, self._header.ranks)])
 

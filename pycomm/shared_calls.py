@@ -10,7 +10,7 @@ If the memory of a peer is out of reach, all ranks see that and take another roa
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from pycomm.dtypes import DType, Op
 from pycomm.errors import CommError
 from pycomm.executor import Steps
 from pycomm.kernels.host import quietly, reducer
-from pycomm.sharing import SLOT, SharedHost, Turn, address_of
+from pycomm.sharing import SLOT, SharedHost, Turn, address_of, at_address
 from pycomm.transports.base import Array, Tested
 from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS
@@ -34,8 +34,6 @@ _BLOCK = 256 << 10
 _PIECE = 4 << 20
 # Bytes up to which every input goes through a slot, registered or not.
 _SHORT = 8 << 10
-# Bytes of arrays that are bound to memory of peers for as long as their call is known.
-_BOUND = 1 << 20
 
 # A record: the call, how many regions the process has freed, and for both arrays where they are.
 # That is the number of a region, with its descriptor, length and the offset in it; or one of these,
@@ -79,7 +77,7 @@ class _Pull(NamedTuple):
 class _Work(NamedTuple):
     """What this rank does between two meetings, or, with `pulls`, after a single one."""
 
-    blocks: Iterable[_Block]
+    blocks: Sequence[_Block]
     pulls: Sequence[_Pull] = ()
     one_step: bool = False
     far: bool = False  # whether the kernel writes or reads memory of peers
@@ -304,10 +302,17 @@ class SharedExecution:
         elif far and (self._registered or not self._host.reaches_all):
             work = None
         else:
-            blocks: Iterable[_Block] = self._blocks(bound.arrays, where, turn)
-            if sum(one.nbytes for one in bound.arrays if one is not None) > _BOUND:
-                return _Work(blocks, far=far)
-            work = _Work(list(blocks), far=far)
+            # Also for calls that are not remembered: binding takes 10 us a block.
+            addresses = tuple(0 if one is None else address_of(one) for one in bound.arrays)
+            key = (self, turn, addresses, records)
+            work = self._host.bound.get(key)
+            if work is None:
+                x, out = (
+                    None if one is None else at_address(address, one.nbytes).view(one.dtype)
+                    for address, one in zip(addresses, bound.arrays, strict=True)
+                )
+                work = _Work(list(self._blocks((x, out), where, turn)), far=far)
+                self._host.remember(key, work)
         bound.records[turn], bound.works[turn] = records, work
         return work
 
@@ -406,7 +411,7 @@ class SharedExecution:
             board.check()
             raise CommError(f"memory of a peer went out of reach: {error}") from error
 
-    def _run(self, blocks: Iterable[_Block]) -> None:
+    def _run(self, blocks: Sequence[_Block]) -> None:
         reduce = self._reduce
         read, write = self._host.kernel.read, self._host.kernel.write
         for fetches, sources, total, copies, puts in blocks:

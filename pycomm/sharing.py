@@ -7,6 +7,7 @@ piece of registered memory that each rank has, two in turn, for short inputs.
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,18 @@ from pycomm.transports.base import Array, Transport
 from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS, start_time
 
-__all__ = ["SLOT", "SharedHost", "Turn", "address_of"]
+__all__ = ["SLOT", "SharedHost", "Turn", "address_of", "at_address"]
 
 #: Bytes of a slot.
 SLOT = 64 << 10
+_BOUND = 8  # pieces of work that are kept, bound to memory
 _TOLD = 128  # bytes that each rank tells when they first meet
 _MAGIC = 0x70_79_63_6F_6D_6D
+
+
+def at_address(address: int, nbytes: int) -> Array:
+    """Return memory of this process as bytes, without holding its owner."""
+    return np.frombuffer(_memory.at(address, nbytes), np.uint8)
 
 
 def address_of(array: Array) -> int:
@@ -52,6 +59,9 @@ class SharedHost:
         Whether they can map each other's memory; None before they have met. Equal on all.
     reaches_all : bool
         Whether they reach memory that is not registered, too. Equal on all.
+    bound : dict
+        What was bound to memory lately. It holds mapped regions, but no memory of callers: it is
+        looked up by address, and whoever calls with that address holds what is there now.
     """
 
     def __init__(self, transport: Transport, refused: Callable[[], None]) -> None:
@@ -65,6 +75,7 @@ class SharedHost:
         self.slots: tuple[list[Array], ...] = ()  # in turn, of each rank
         self._last = Turn(None)
         self._freed = [0] * transport.size
+        self.bound: dict[object, Any] = {}
         self._room = np.empty(0, np.uint8)
         self.kernel = _memory.Reach()
 
@@ -84,12 +95,19 @@ class SharedHost:
             self._room = np.empty(nbytes, np.uint8)
         return self._room
 
+    def remember(self, key: object, work: object) -> None:
+        """Keep what is bound to memory for the next call on the same memory."""
+        if len(self.bound) >= _BOUND:
+            del self.bound[next(iter(self.bound))]
+        self.bound[key] = work
+
     def sweep(self, freed: Sequence[int]) -> None:
         """Let go of memory of ranks that have freed some, given how often each rank has."""
         assert self.board is not None
         changed = [rank for rank, times in enumerate(freed) if times != self._freed[rank]]
         if changed:
             self._freed = list(freed)
+            self.bound.clear()
             REGIONS.sweep([self.board.pids[rank] for rank in changed if rank != self.rank])
 
     def set_up(self, tag: int) -> Steps:

@@ -7,7 +7,7 @@ import weakref
 from array import array
 from typing import Any
 
-__all__ = ["Reach", "available", "mapped"]
+__all__ = ["Reach", "at", "available", "mapped"]
 
 _FAILED = ctypes.c_void_p(-1).value
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -34,6 +34,11 @@ _munmap = _load("munmap", _int, _address, _size)
 _madvise = _load("madvise", _int, _address, _size, _int)
 
 
+def at(address: int, nbytes: int) -> Any:
+    """Return memory as an object with a buffer, which does not hold its owner."""
+    return (ctypes.c_char * nbytes).from_address(address)
+
+
 def mapped(fd: int, nbytes: int) -> Any:
     """Return the first bytes of a file as an object with a buffer; unmapped when that dies.
 
@@ -52,7 +57,7 @@ def mapped(fd: int, nbytes: int) -> Any:
     if _HUGE is not None:
         # Where the system gives large pages to such files, it wants to be told; else it refuses.
         _madvise(address, nbytes, _HUGE)
-    memory = (ctypes.c_char * nbytes).from_address(address)
+    memory = at(address, nbytes)
     # Not at exit: other threads may still use it, and the system frees it anyway.
     weakref.finalize(memory, _munmap, address, nbytes).atexit = False
     return memory

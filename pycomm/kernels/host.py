@@ -82,10 +82,10 @@ def _new_reducer(dtype: DType, op: ReduceOp) -> Reducer:
     average = op is _AVG
     if dtype.kind is Kind.HALF:
         casts = _half_casts(dtype)
-        wide = partial(_reduce_wide, ufunc, average, np.dtype(np.float32), casts)
+        one_by_one = partial(_reduce_wide, ufunc, average, np.dtype(np.float32), casts)
         if ufunc is not np.add:
-            return wide
-        return partial(_reduce_pair, str(dtype.name), 0.5 if average else 1.0, wide)
+            return one_by_one
+        return partial(_reduce_pair, dtype.name, 0.5 if average else 1.0, one_by_one)
     if average and dtype.kind is Kind.INT:
         wide = np.dtype(np.int64 if dtype.numpy.kind == "i" else np.uint64)
         return partial(_reduce_wide, ufunc, average, wide, (np.copyto, _copy_narrow))
@@ -166,7 +166,7 @@ def _reduce_wide(
 
 
 def _reduce_pair(
-    name: str, factor: float, otherwise: Reducer, sources: Sequence[Array], out: Array
+    name: Any, factor: float, otherwise: Reducer, sources: Sequence[Array], out: Array
 ) -> None:
     """Add two arrays of halves in one pass over memory: in float32, rounded once."""
     if len(sources) != 2 or not all(one.flags.aligned for one in (*sources, out)):
