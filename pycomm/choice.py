@@ -6,7 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from pycomm.algorithms.cost import ASSUMED, Model
-from pycomm.algorithms.hierarchical import Groups
+from pycomm.algorithms.hierarchical import Groups, hosts_of
 from pycomm.algorithms.registry import RESERVED, SHARED, Algorithm, algorithm_of, names, watch
 from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count
 from pycomm.algorithms.select import Table, built_in, preferences
@@ -18,6 +18,7 @@ from pycomm.program import Program
 from pycomm.recent import Recent
 from pycomm.scratch import ScratchPool
 from pycomm.shared_calls import SharedExecution
+from pycomm.shared_hierarchy import SharedHierarchy
 from pycomm.sharing import SharedHost
 from pycomm.transports.base import Native, Tested, Transport
 
@@ -28,6 +29,8 @@ VARIABLE = "PYCOMM_ALGORITHM"
 
 _MEMORY = "host"  # the kind of memory whose tables count here
 _AVG, _SUM = ReduceOp.AVG, ReduceOp.SUM
+# Bytes from which it pays that the ranks of each host meet for an all_reduce across hosts.
+_MEETINGS_FROM = 1 << 20
 _LIMIT = 1024  # choices that are remembered
 _ROUNDS_LIMIT = 200_000  # rounds of segments that they hold
 #: Bytes of a segment: it stays in a second-level cache between its message and its reduction.
@@ -66,7 +69,7 @@ class Choice:
     native: Native | None
     execution: Execution | None
     built_by: Algorithm | None = None
-    shared: SharedExecution | None = None
+    shared: SharedExecution | SharedHierarchy | None = None
     instead: "Choice | None" = None
 
     def steps(self, call: Call, tags: range) -> Steps:
@@ -133,7 +136,8 @@ class Choices:
         self.model_source = "model that is assumed, not measured"
         self.segment = SEGMENT
         self.host: SharedHost | None = None
-        if transport.shares_memory:
+        ranks = {len(host) for host in hosts_of(self.groups)}
+        if transport.shares_memory and len(ranks) == 1 and ranks != {1}:
             self.host = SharedHost(transport, self.forget)
         self.known: dict[tuple[object, ...], Choice] = {}
         self.recent = Recent()
@@ -218,7 +222,7 @@ class Choices:
         collective, dtype, op, count = request[:4]
         averages_ints = op is _AVG and dtype.kind is Kind.INT
         if name in SHARED:
-            if self.host is None:
+            if self.host is None or self.hosts > 1:
                 return "the ranks are not processes of one host"
             if self.host.usable is False:
                 return "the processes may not map each other's memory"
@@ -264,7 +268,20 @@ class Choices:
             native = self._transport.native(collective, dtype, op, count)
             return Choice(name, why, native, None)
         built_by = algorithm_of(collective, name)
-        return Choice(name, why, None, self._execution(request, built_by), built_by)
+        choice = Choice(name, why, None, self._execution(request, built_by), built_by)
+        if (name, collective) != ("hierarchical", "all_reduce"):
+            return choice
+        # In the memory of each host, where all hosts are alike.
+        plain = self.hosts > 1 and self.bandwidths is None and op is not _AVG
+        long = request.nbytes(self._transport.size) >= _MEETINGS_FROM
+        if not plain or not long or self.host is None or self.host.usable is False:
+            return choice
+        assert op is not None
+        inside = SharedHierarchy(
+            self.host, self._transport, self._pool, self.groups, dtype, op, count,
+            built_by.segment_of(self.segment, self.hosts),
+        )  # fmt: skip
+        return Choice(name, why, None, None, shared=inside, instead=choice)
 
     def _execution(self, request: Request, algorithm: Algorithm) -> Execution:
         transport, dtype, op = self._transport, request.dtype, request.op

@@ -8,7 +8,7 @@ from pycomm.algorithms.schedule import ROOTED, Schedule, data_count
 from pycomm.call import Call
 from pycomm.deadline import as_timeout
 from pycomm.engine import Engine
-from pycomm.executor import WINDOW, Steps
+from pycomm.executor import WINDOW, Execution, Steps
 from pycomm.units import format_bytes, format_seconds
 
 __all__ = ["Plan"]
@@ -102,24 +102,38 @@ class Plan:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The schedule of this rank; None where the library underneath does it."""
-        execution = self._choice.execution
+        """The schedule of this rank.
+
+        None where there is none: the library underneath does it, or the ranks of a host in their
+        memory. Where only the stages inside hosts go through memory, the schedule holds them as
+        messages.
+        """
+        execution = self._execution
         return None if execution is None else execution.program.schedule
+
+    @property
+    def _execution(self) -> Execution | None:
+        choice = self._choice
+        if choice.instead is not None and choice.instead.algorithm == choice.algorithm:
+            choice = choice.instead
+        return choice.execution
 
     @property
     def segments(self) -> int:
         """Into how many segments each chunk is cut."""
-        execution = self._choice.execution
+        execution = self._execution
         return 1 if execution is None else execution.program.segments
 
     @property
     def steps(self) -> int | None:
-        """Rounds of this rank that communicate; None where the library underneath does it."""
+        """Rounds of this rank that communicate; None where there is no schedule."""
         return None if self.schedule is None else self.schedule.steps
 
     @property
     def bytes_sent(self) -> int | None:
-        """Bytes that this rank sends; None where the library underneath does it."""
+        """Bytes that this rank sends in messages; None where the library underneath does it."""
+        if self._choice.shared is not None:
+            return self._choice.shared.bytes_sent
         if self.schedule is None:
             return None
         return self.schedule.elements_sent(self._count) * self._call.dtype.itemsize
@@ -128,7 +142,7 @@ class Plan:
     def predicted_seconds(self) -> float | None:
         """What the cost model says it takes, see `pycomm.algorithms.predict`.
 
-        None where the library underneath does it, and above 256 ranks.
+        None where there is no schedule, and above 256 ranks.
         """
         schedule, transport = self.schedule, self._engine.transport
         if schedule is None or transport.size > _PREDICTED_RANKS:
@@ -158,16 +172,16 @@ class Plan:
             f"rank {transport.rank} of {transport.size} on {hosts} host{'s' * (hosts > 1)}",
             f"  algorithm  {self.algorithm}: {self.why}",
         ]
-        if self.schedule is None:
+        if self._choice.shared is not None:
+            lines += self._choice.shared.describe()
+        elif self.schedule is None:
             lines.append("  steps      those of the library underneath")
-            return "\n".join(lines)
-        sent = self.bytes_sent or 0
-        hop = self.schedule.largest_hop(self._count) * call.dtype.itemsize
-        cut = f", each in {self.segments} segments" if self.segments > 1 else ""
-        lines.append(f"  steps      {self.steps}{cut}")
-        lines.append(
-            f"  sends      {format_bytes(sent)} from this rank, at most {format_bytes(hop)} a hop"
-        )
+        else:
+            sent = format_bytes(self.bytes_sent or 0)
+            hop = format_bytes(self.schedule.largest_hop(self._count) * call.dtype.itemsize)
+            cut = f", each in {self.segments} segments" if self.segments > 1 else ""
+            lines.append(f"  steps      {self.steps}{cut}")
+            lines.append(f"  sends      {sent} from this rank, at most {hop} a hop")
         seconds = self.predicted_seconds
         if seconds is not None:
             source = self._engine.choices.model_source

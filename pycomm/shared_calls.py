@@ -8,61 +8,25 @@ are in slots, one meeting is enough. Contributions are combined in rank order an
 If the memory of a peer is out of reach, all ranks see that and take another road together.
 """
 
-import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from pycomm.algorithms.one_sided import OUT, Place, X, counts, distant, moves
 from pycomm.call import Call
 from pycomm.dtypes import DType, Op
-from pycomm.errors import CommError
 from pycomm.executor import Steps
 from pycomm.kernels.host import quietly, reducer
-from pycomm.sharing import SLOT, SharedHost, Turn, address_of, at_address
+from pycomm.reach import IN_SLOT, NOT_NEEDED, Block, Pair, Reached, locate, record, run
+from pycomm.sharing import SLOT, SharedHost, Turn, address_of
 from pycomm.transports.base import Array, Tested
-from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS
+from pycomm.units import format_bytes
 
 __all__ = ["SharedExecution"]
 
-# Bytes of a block: what all ranks have there stays in a second-level cache meanwhile.
-_BLOCK = 256 << 10
-# Bytes of what is copied in one piece: nothing of it is used again.
-_PIECE = 4 << 20
 # Bytes up to which every input goes through a slot, registered or not.
 _SHORT = 8 << 10
-
-# A record: the call, how many regions the process has freed, and for both arrays where they are.
-# That is the number of a region, with its descriptor, length and the offset in it; or one of these,
-# the second one with an address.
-_NONE, _ADDRESS, _IN_SLOT = 0, -1, -2
-_RECORD = struct.Struct("10q")
-_NOT_NEEDED = (_NONE, 0, 0, 0)
-
-_Where = tuple[int, ...]
-_Pair = tuple[Array | None, Array | None]
-
-
-class _Far(NamedTuple):
-    """Memory of a peer that only the kernel reaches, and what it is copied from or to here."""
-
-    pid: int
-    own: int
-    other: int
-    nbytes: int
-
-
-class _Block(NamedTuple):
-    """A piece of a move, bound to memory; what is done is in the order of the fields."""
-
-    fetches: tuple[_Far, ...]
-    sources: list[Array]  # to combine into `total`, if there are any
-    total: Array
-    copies: list[Array]  # receive `total`
-    puts: tuple[_Far, ...]
 
 
 class _Pull(NamedTuple):
@@ -77,7 +41,7 @@ class _Pull(NamedTuple):
 class _Work(NamedTuple):
     """What this rank does between two meetings, or, with `pulls`, after a single one."""
 
-    blocks: Sequence[_Block]
+    blocks: Sequence[Block]
     pulls: Sequence[_Pull] = ()
     one_step: bool = False
     far: bool = False  # whether the kernel writes or reads memory of peers
@@ -88,7 +52,7 @@ class _Bound:
 
     __slots__ = ("arrays", "freed", "record", "records", "slotted", "works")
 
-    def __init__(self, arrays: _Pair, freed: int, record: bytes, slotted: bool) -> None:
+    def __init__(self, arrays: Pair, freed: int, record: bytes, slotted: bool) -> None:
         self.arrays = arrays
         self.freed = freed
         self.record = record
@@ -125,6 +89,8 @@ class SharedExecution:
     ) -> None:
         self._host = host
         self._registered = registered
+        #: Bytes that go in messages.
+        self.bytes_sent = 0
         self._dtype = dtype
         self._reduce = None if op is None else reducer(dtype, op)
         what = (collective, dtype.name, str(op or ""), root, count)
@@ -170,6 +136,23 @@ class SharedExecution:
 
         return test
 
+    def describe(self) -> list[str]:
+        """Return the lines that tell what is done."""
+        one_step = self._short
+        done = moves(*self._what, one_step=True) if one_step else self._moves
+        read, written = (
+            self._dtype.itemsize * sum(move.length * len(places) for move, places in pairs)
+            for pairs in (
+                [(move, move.sources) for move in done],
+                [(move, move.targets) for move in done],
+            )
+        )
+        meetings = "one meeting, inputs in slots" if one_step else "two meetings, no messages"
+        return [
+            f"  steps      {meetings}",
+            f"  moves      this rank reads {format_bytes(read)} and writes {format_bytes(written)}",
+        ]
+
     def steps(self, call: Call, tags: Sequence[int], otherwise: Callable[[], Steps]) -> Steps:
         """Return the steps of one call, those of `otherwise` if memory is out of reach."""
         # The turn is taken now and not when it first runs: calls come to the board in their order.
@@ -178,10 +161,8 @@ class SharedExecution:
     def _steps(
         self, call: Call, turn: Turn, tags: Sequence[int], otherwise: Callable[[], Steps]
     ) -> Steps:
-        host, before = self._host, turn.before
-        turn.before = None
-        if before is not None and not before.over:
-            yield before
+        host = self._host
+        yield from host.wait_for(turn)
         if host.usable is None:
             yield from host.set_up(tags[0])
         board = host.board
@@ -218,7 +199,7 @@ class SharedExecution:
         if work.one_step:
             self._pull(work.pulls, bound.arrays)
         else:
-            self._do(work)
+            run(host, work.blocks, self._reduce, far=work.far)
             yield board.arrive()
         turn.over = True
 
@@ -242,7 +223,7 @@ class SharedExecution:
             self._slots.append((slots[self._host.rank][:given].view(kind), pulls))
         return self._slots
 
-    def _pull(self, pulls: Sequence[_Pull], arrays: _Pair) -> None:
+    def _pull(self, pulls: Sequence[_Pull], arrays: Pair) -> None:
         """Take what is wanted from the slots of all, the own part from the input itself."""
         reduce = self._reduce
         for sources, own, (_, side, start), count in pulls:
@@ -268,165 +249,37 @@ class SharedExecution:
     def _locate(self, call: Call) -> _Bound:
         """Find out where the arrays of a call are."""
         host, arrays = self._host, call.flat()
-        where: list[_Where] = []
-        slotted = False
+        where = [NOT_NEEDED, NOT_NEEDED]
         for side, array in enumerate(arrays):
             if array is None or (host.rank, side) not in self._distant:
-                where.append(_NOT_NEEDED)
                 continue
-            address = address_of(array)
-            region = REGIONS.find(address, array.nbytes)
-            if region is not None:
-                where.append(region)
-            elif side == X and self._fits_slot and self._gives:
-                slotted = True
-                where.append((_IN_SLOT, 0, 0, 0))
-            else:
-                where.append((_ADDRESS, address, 0, 0))
-        freed = REGIONS.freed
-        record = _RECORD.pack(self._code, freed, *where[X], *where[OUT])
-        return _Bound(arrays, freed, record, slotted)
+            where[side] = locate(array)
+            registered = where[side][0] > 0
+            if side == X and not registered and self._fits_slot and self._gives:
+                where[X] = IN_SLOT
+        told = record(self._code, where[X], where[OUT])
+        return _Bound(arrays, REGIONS.freed, told, where[X] is IN_SLOT)
 
     def _bind(self, bound: _Bound, records: bytes, turn: int) -> _Work | None:
         """Return what to do, None if memory that somebody needs is out of reach."""
-        size = self._host.size
-        told = [_RECORD.unpack_from(records, Board.RECORD * rank) for rank in range(size)]
-        self._host.sweep([one[1] for one in told])
-        where = [(one[2:6], one[6:]) for one in told]
+        host = self._host
+        reached = Reached(host, self._dtype, records, turn)
+        far = reached.far(self._distant)
         work: _Work | None
-        needed = [where[rank][side][0] for rank, side in self._distant]
-        far = _ADDRESS in needed
-        if self._sources and all(where[rank][X][0] == _IN_SLOT for rank, _ in self._sources):
+        if self._sources and reached.in_slots(rank for rank, _ in self._sources):
             pulls = (self._slots or self._bind_slots())[turn][1]
             work = _Work((), pulls, one_step=True)
-        elif far and (self._registered or not self._host.reaches_all):
+        elif far and (self._registered or not host.reaches_all):
             work = None
         else:
             # Also for calls that are not remembered: binding takes 10 us a block.
             addresses = tuple(0 if one is None else address_of(one) for one in bound.arrays)
             key = (self, turn, addresses, records)
-            work = self._host.bound.get(key)
+            work = host.bound.get(key)
             if work is None:
-                x, out = (
-                    None if one is None else at_address(address, one.nbytes).view(one.dtype)
-                    for address, one in zip(addresses, bound.arrays, strict=True)
-                )
-                work = _Work(list(self._blocks((x, out), where, turn)), far=far)
-                self._host.remember(key, work)
+                reduces = self._reduce is not None
+                blocks = list(reached.blocks(self._moves, bound.arrays, reduces=reduces))
+                work = _Work(blocks, far=far)
+                host.remember(key, work)
         bound.records[turn], bound.works[turn] = records, work
         return work
-
-    def _blocks(
-        self, arrays: _Pair, where: Sequence[tuple[_Where, _Where]], turn: int
-    ) -> Iterator[_Block]:
-        """Yield the own part of the work, bound to memory."""
-        block = (_PIECE if self._reduce is None else _BLOCK) // self._dtype.itemsize
-        for move in self._moves:
-            sources, targets = (
-                [self._reach(arrays, where, place, turn, move.length) for place in places]
-                for places in (move.sources, move.targets)
-            )
-            if self._reduce is None and _same(sources[0], targets[0]):
-                continue
-            for start in range(0, move.length, block):
-                yield self._block(sources, targets, start, min(start + block, move.length))
-
-    def _reach(
-        self,
-        arrays: _Pair,
-        where: Sequence[tuple[_Where, _Where]],
-        place: Place,
-        turn: int,
-        count: int,
-    ) -> Array | tuple[int, int]:
-        """Return `count` elements of a rank, or their process and address there."""
-        host, kind = self._host, self._dtype.numpy
-        assert host.board is not None
-        rank, side, start = place
-        if rank == host.rank:
-            own = arrays[side]
-            assert own is not None
-            return own[start : start + count]
-        first, nbytes = start * kind.itemsize, count * kind.itemsize
-        number, second, size, offset = where[rank][side]
-        pid, started = host.board.pids[rank], host.board.starts[rank]
-        if number == _ADDRESS:
-            return pid, second + first
-        if number == _IN_SLOT:
-            octets = host.slots[turn][rank][first : first + nbytes]
-        else:
-            region = REGIONS.open(pid, started, number, second, size)
-            octets = region[offset + first : offset + first + nbytes]
-        return octets.view(kind)
-
-    def _block(
-        self,
-        sources: Sequence[Array | tuple[int, int]],
-        targets: Sequence[Array | tuple[int, int]],
-        start: int,
-        stop: int,
-    ) -> _Block:
-        """Bind elements ``[start, stop)`` of a move."""
-        kind = self._dtype.numpy
-        first, nbytes = start * kind.itemsize, (stop - start) * kind.itemsize
-        copies = [target[start:stop] for target in targets if isinstance(target, np.ndarray)]
-        read: list[Array] = []
-        fetches: list[_Far] = []
-        room = None
-        for index, source in enumerate(sources):
-            if isinstance(source, np.ndarray):
-                read.append(source[start:stop])
-                continue
-            if self._reduce is None and copies:
-                read.append(copies.pop())  # straight to its place
-            else:
-                if room is None:
-                    room = self._host.room((len(sources) + 1) * _BLOCK)
-                read.append(room[index * _BLOCK :][:nbytes].view(kind))
-            pid, address = source
-            fetches.append(_Far(pid, address_of(read[-1]), address + first, nbytes))
-        if self._reduce is None:
-            (total,), read = read, []
-        elif copies:
-            total = copies.pop(0)  # of this rank, if it gets the result at all
-        else:
-            room = self._host.room((len(sources) + 1) * _BLOCK)
-            total = room[len(sources) * _BLOCK :][:nbytes].view(kind)
-        puts = [
-            _Far(target[0], address_of(total), target[1] + first, nbytes)
-            for target in targets
-            if not isinstance(target, np.ndarray)
-        ]
-        return _Block(tuple(fetches), read, total, copies, tuple(puts))
-
-    def _do(self, work: _Work) -> None:
-        """Do the own part of the work."""
-        board = self._host.board
-        assert board is not None
-        try:
-            if work.far:
-                board.check_recent()
-            quietly(self._run, work.blocks)
-        except OSError as error:
-            board.check()
-            raise CommError(f"memory of a peer went out of reach: {error}") from error
-
-    def _run(self, blocks: Sequence[_Block]) -> None:
-        reduce = self._reduce
-        read, write = self._host.kernel.read, self._host.kernel.write
-        for fetches, sources, total, copies, puts in blocks:
-            for far in fetches:
-                read(*far)
-            if reduce is not None:
-                reduce(sources, total)
-            for target in copies:
-                target[:] = total
-            for far in puts:
-                write(*far)
-
-
-def _same(source: Array | tuple[int, int], target: Array | tuple[int, int]) -> bool:
-    """Return whether a copy is of what is in its place already."""
-    if isinstance(source, np.ndarray) and isinstance(target, np.ndarray):
-        return address_of(source) == address_of(target)
-    return False

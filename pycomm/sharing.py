@@ -53,6 +53,9 @@ class Turn:
 class SharedHost:
     """What the ranks of a communicator that are on one host share; set up when first used.
 
+    All ranks of the communicator set it up together, each those of its host, and all of them know
+    whether it worked everywhere. Ranks are numbered within the host.
+
     Attributes
     ----------
     usable : bool or None
@@ -65,8 +68,10 @@ class SharedHost:
     """
 
     def __init__(self, transport: Transport, refused: Callable[[], None]) -> None:
-        self.rank = transport.rank
-        self.size = transport.size
+        here = transport.hosts[transport.rank]
+        self._ranks = tuple(rank for rank in range(transport.size) if transport.hosts[rank] == here)
+        self.rank = self._ranks.index(transport.rank)
+        self.size = len(self._ranks)
         self._transport = transport
         self._refused = refused  # called if memory turns out not to be usable
         self.usable: bool | None = None
@@ -74,7 +79,7 @@ class SharedHost:
         self.board: Board | None = None
         self.slots: tuple[list[Array], ...] = ()  # in turn, of each rank
         self._last = Turn(None)
-        self._freed = [0] * transport.size
+        self._freed = [0] * self.size
         self.bound: dict[object, Any] = {}
         self._room = np.empty(0, np.uint8)
         self.kernel = _memory.Reach()
@@ -83,6 +88,12 @@ class SharedHost:
         """Return the turn of a call that is made now."""
         self._last = Turn(self._last)
         return self._last
+
+    def wait_for(self, turn: Turn) -> Steps:
+        """Wait until it is the turn of a call."""
+        before, turn.before = turn.before, None
+        if before is not None and not before.over:
+            yield before
 
     @property
     def free(self) -> bool:
@@ -124,9 +135,10 @@ class SharedHost:
         text = " ".join(map(str, own)).encode()
         told = np.zeros(_TOLD, np.uint8)
         told[: len(text)] = np.frombuffer(text, np.uint8)
-        everyone = np.empty((self.size, _TOLD), np.uint8)
+        everyone = np.empty((self._transport.size, _TOLD), np.uint8)
         yield from self._gather(told, everyone, tag)
-        facts = [bytes(row).rstrip(b"\0").decode().split() for row in everyone]
+        rows = everyone[list(self._ranks)]
+        facts = [bytes(row).rstrip(b"\0").decode().split() for row in rows]
         pids, starts = [int(fact[0]) for fact in facts], [fact[1] for fact in facts]
         opened = self._open(pids, starts, facts, slots, board)
         reaches = opened is not None and self._reach(pids, [int(fact[2]) for fact in facts])
@@ -139,12 +151,13 @@ class SharedHost:
             memory, theirs = opened
             self.slots = tuple([one[start : start + SLOT] for one in theirs] for start in (0, SLOT))
             crowded = self._transport.crowded
-            self.board = Board(self.rank, memory, pids, starts, range(self.size), crowded=crowded)
+            self.board = Board(self.rank, memory, pids, starts, self._ranks, crowded=crowded)
 
     def _gather(self, told: Array, everyone: Array, tag: int) -> Steps:
         """Tell a row to all, once."""
-        everyone[self.rank] = told
-        peers = [peer for peer in range(self.size) if peer != self.rank]
+        rank, size = self._transport.rank, self._transport.size
+        everyone[rank] = told
+        peers = [peer for peer in range(size) if peer != rank]
         yield self._transport.post(
             [(peer, told) for peer in peers], [(peer, everyone[peer]) for peer in peers], tag
         )

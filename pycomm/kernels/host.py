@@ -16,7 +16,7 @@ import numpy as np
 
 from pycomm.dtypes import DType, Kind, Op, PremulSum, ReduceOp
 
-__all__ = ["divide", "premultiply", "quietly", "reduce_arrays", "reducer"]
+__all__ = ["Reducer", "divide", "premultiply", "quietly", "reduce_arrays", "reducer"]
 
 Array = np.ndarray[Any, Any]
 Cast = Callable[[Array, Array], None]

@@ -77,7 +77,7 @@ class Transport(Protocol):
     hosts: tuple[int, ...]
     #: Whether a host has more ranks than cores: who waits has to let others run.
     crowded: bool
-    #: Whether all ranks are processes of one host, which may map each other's memory.
+    #: Whether the ranks of a host are processes that may map each other's memory.
     shares_memory: bool
     #: Name and version of the library underneath.
     library: str

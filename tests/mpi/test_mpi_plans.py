@@ -80,13 +80,13 @@ def test_segments_do_not_change_bits(
 def test_a_fixed_order_is_never_the_librarys(comm: Communicator) -> None:
     x = np.ones(4, np.float32)
     assert comm.plan("all_reduce", x).algorithm == "native"
-    ours = "shared" if comm._engine.transport.shares_memory else "one_shot"
+    ours = "shared" if comm._engine.choices.host is not None else "one_shot"
     assert comm.plan("all_reduce", x, deterministic=True).algorithm == ours
     assert comm.plan("all_reduce", x.astype(int), deterministic=True).algorithm == "native"
     with pytest.raises(ArgumentValueError, match="promises no order"):
         comm.all_reduce(x, algorithm="native", deterministic=True)
     with pycomm.init("mpi", timeout=30, deterministic=True) as other:
-        ours = "shared" if comm._engine.transport.shares_memory else "direct"
+        ours = "shared" if comm._engine.choices.host is not None else "direct"
         assert other.plan("reduce_scatter", np.ones(comm.size)).algorithm == ours
         assert other.plan("all_reduce", x, deterministic=False).algorithm == "native"
 

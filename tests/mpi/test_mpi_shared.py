@@ -19,7 +19,7 @@ from pycomm.transports.shared import REGIONS
 
 @pytest.fixture
 def several(comm: Communicator) -> Communicator:
-    if not comm._engine.transport.shares_memory:
+    if comm._engine.choices.host is None:
         pytest.skip("needs several ranks on one host")
     return comm
 
@@ -63,6 +63,11 @@ def test_auto_takes_it_for_long_arrays(several: Communicator) -> None:
     assert plan.algorithm in ("shared", "registered")  # the latter where ranks outnumber cores
     assert several.plan("all_reduce", np.ones(1 << 24, np.float32)).algorithm == "shared"
     assert several.plan("all_reduce", x[0, :8]).algorithm == "native"
+    assert "two meetings, no messages" in str(plan)
+    assert "reads 4 MiB and writes 4 MiB" in str(plan)
+    assert "one meeting" in str(several.plan("all_reduce", x[0, :8], algorithm="shared"))
+    assert plan.bytes_sent == 0
+    assert plan.schedule is None
     for turn in range(3):
         x[:] = several.rank + turn
         before = several.bytes_sent
@@ -217,7 +222,7 @@ def test_what_cannot_be_registered(comm: Communicator) -> None:
 
 def test_by_name(comm: Communicator) -> None:
     x = np.ones(30_000)
-    if comm._engine.transport.shares_memory:
+    if comm._engine.choices.host is not None:
         assert comm.all_reduce(x, algorithm="shared")[0] == comm.size
         assert comm.all_reduce(np.ones(0), algorithm="shared").size == 0
         assert (comm.all_gather(x, algorithm="shared") == comm.size).all()
