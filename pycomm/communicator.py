@@ -152,9 +152,9 @@ class Communicator(Reductions, Movement, Messages, Planning):
     def empty(self, shape: Any, dtype: Any = "float32") -> Any:
         """Return a registered array: memory that the ranks of this host can map.
 
-        Collective, without communication. All_reduce of registered arrays, or of contiguous views
-        of them, goes straight through shared memory where all ranks are on one host. The memory
-        is freed with the last view of it; that of a peer lives as long as the peer's array.
+        No communication. Collectives between ranks of one host go straight through such memory,
+        and through contiguous views of it. It is freed with the last view of it; that of a peer
+        lives as long as the peer's array.
 
         Parameters
         ----------
