@@ -14,9 +14,14 @@ from pycomm.dlpack import HOST_DEVICES, from_dlpack
 from pycomm.dtypes import BY_NUMPY, DType, as_dtype
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Buffer", "as_buffer", "new_like", "same_memory"]
+__all__ = ["Buffer", "address_of", "as_buffer", "new_like", "same_memory"]
 
 Array = np.ndarray[Any, Any]
+
+
+def address_of(array: Array) -> int:
+    """Return the address of the first byte of an array."""
+    return int(array.__array_interface__["data"][0])
 
 
 class Buffer:
@@ -67,7 +72,7 @@ class Buffer:
     @property
     def pointer(self) -> int:
         """Address of the first byte."""
-        return int(self.array.__array_interface__["data"][0])
+        return address_of(self.array)
 
 
 class _Foreign(Buffer):

@@ -281,7 +281,7 @@ class Choices:
             self.host, self._transport, self._pool, self.groups, dtype, op, count,
             built_by.segment_of(self.segment, self.hosts),
         )  # fmt: skip
-        return Choice(name, why, None, None, shared=inside, instead=choice)
+        return Choice(name, why, None, None, built_by, shared=inside, instead=choice)
 
     def _execution(self, request: Request, algorithm: Algorithm) -> Execution:
         transport, dtype, op = self._transport, request.dtype, request.op

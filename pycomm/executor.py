@@ -11,7 +11,7 @@ from pycomm.program import BoundRound, Copy, Message, Piece, Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
 
-__all__ = ["WINDOW", "Execution", "Steps"]
+__all__ = ["WINDOW", "Execution", "Steps", "taking_turns"]
 
 Steps = Generator[Pending, None, None]
 
@@ -79,7 +79,11 @@ class Execution:
                 self._memories(x, out, blocks[slot] if blocks else None)
                 for slot in range(self._window)
             ]
-            yield from self._pipeline(slots, tags)
+
+            def start(segment: int, slot: int) -> Steps:
+                return self._segment(program.rounds(segment), slots[slot], tags[slot])
+
+            yield from taking_turns(program.segments, self._window, start)
         if self._scaled and self._after.factor != 1:
             premultiply(out, out, self._dtype, self._after)
         for block in held:  # not after a failure: a message may still land in them
@@ -154,28 +158,6 @@ class Execution:
             (x.view(octets), out.view(octets), work.view(octets), stage.view(octets)),
         )
 
-    def _pipeline(self, slots: Sequence[_Memories], tags: Sequence[int]) -> Steps:
-        """Run all segments, each in a slot, taking turns in a fixed order."""
-        program = self.program
-        running: deque[tuple[Steps, Pending]] = deque()
-        following = 0
-        while True:
-            while following < program.segments and len(running) < len(slots):
-                # Segments have equally many rounds and end in order: that slot is free again.
-                slot = following % len(slots)
-                segment = self._segment(program.rounds(following), slots[slot], tags[slot])
-                following += 1
-                pending = next(segment, None)
-                if pending is not None:
-                    running.append((segment, pending))
-            if not running:
-                return
-            segment, pending = running.popleft()
-            yield pending
-            upcoming = next(segment, None)
-            if upcoming is not None:
-                running.append((segment, upcoming))
-
     def _segment(self, rounds: Sequence[BoundRound], memories: _Memories, tag: int) -> Steps:
         typed, octets = memories
         post = self._transport.post
@@ -196,6 +178,30 @@ class Execution:
         assert self._op is not None
         arrays = [typed[memory][start:stop] for memory, start, stop in sources]
         reduce_arrays(arrays, target, self._dtype, self._op)
+
+
+def taking_turns(segments: int, window: int, start: Callable[[int, int], Steps]) -> Steps:
+    """Run segments, up to `window` of them under way, each in a slot, in a fixed order.
+
+    ``start(segment, slot)`` returns the steps of a segment. All have equally many, so that they end
+    in order, and the slot of the first is free for the next.
+    """
+    running: deque[tuple[Steps, Pending]] = deque()
+    following = 0
+    while True:
+        while following < segments and len(running) < window:
+            segment = start(following, following % window)
+            following += 1
+            pending = next(segment, None)
+            if pending is not None:
+                running.append((segment, pending))
+        if not running:
+            return
+        segment, pending = running.popleft()
+        yield pending
+        upcoming = next(segment, None)
+        if upcoming is not None:
+            running.append((segment, upcoming))
 
 
 def _at(typed: Sequence[Array], piece: Piece) -> Array:

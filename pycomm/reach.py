@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from pycomm.algorithms.one_sided import Move, Place, X
+from pycomm.buffers import address_of
 from pycomm.dtypes import DType
 from pycomm.errors import CommError
 from pycomm.kernels.host import Reducer, quietly
-from pycomm.sharing import SharedHost, address_of, at_address
+from pycomm.sharing import SharedHost, at_address
 from pycomm.transports.base import Array
 from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS

@@ -10,16 +10,19 @@ If the memory of a peer is out of reach, all ranks see that and take another roa
 
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from pycomm.algorithms.one_sided import OUT, Place, X, counts, distant, moves
+from pycomm.buffers import address_of
 from pycomm.call import Call
 from pycomm.dtypes import DType, Op
 from pycomm.executor import Steps
 from pycomm.kernels.host import quietly, reducer
 from pycomm.reach import IN_SLOT, NOT_NEEDED, Block, Pair, Reached, locate, record, run
-from pycomm.sharing import SLOT, SharedHost, Turn, address_of
+from pycomm.sharing import SLOT, Attempt, SharedHost
 from pycomm.transports.base import Array, Tested
+from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS
 from pycomm.units import format_bytes
 
@@ -119,6 +122,10 @@ class SharedExecution:
         board = self._host.board
         if not self._short or board is None or not self._host.free:
             return None
+        return self._started(call, board)
+
+    def _started(self, call: Call, board: Board) -> Callable[[], bool]:
+        """Put the input in the own slot and arrive; return the test that ends the call."""
         arrays = call.bound
         if arrays is None:
             arrays = call.bound = call.flat()
@@ -155,30 +162,13 @@ class SharedExecution:
 
     def steps(self, call: Call, tags: Sequence[int], otherwise: Callable[[], Steps]) -> Steps:
         """Return the steps of one call, those of `otherwise` if memory is out of reach."""
-        # The turn is taken now and not when it first runs: calls come to the board in their order.
-        return self._steps(call, self._host.turn(), tags, otherwise)
+        return self._host.in_turn(partial(self._attempt, call), tags[0], otherwise)
 
-    def _steps(
-        self, call: Call, turn: Turn, tags: Sequence[int], otherwise: Callable[[], Steps]
-    ) -> Steps:
-        host = self._host
-        yield from host.wait_for(turn)
-        if host.usable is None:
-            yield from host.set_up(tags[0])
-        board = host.board
-        if board is None:
-            turn.over = True
-            yield from otherwise()
-            return
-        place = board.turn
+    def _attempt(self, call: Call, board: Board) -> Attempt:
         if self._short:
-            turn.over = True
-            test = self.start(call)
-            assert test is not None
-            turn.over = False
-            yield Tested(test)
-            turn.over = True
-            return
+            yield Tested(self._started(call, board))
+            return True
+        place = board.turn
         bound = call.bound
         if bound is None or bound.freed != REGIONS.freed:
             bound = call.bound = self._locate(call)
@@ -193,15 +183,13 @@ class SharedExecution:
             board.compare(self._code)
             work = self._bind(bound, records, place)
         if work is None:
-            turn.over = True
-            yield from otherwise()
-            return
+            return False
         if work.one_step:
             self._pull(work.pulls, bound.arrays)
         else:
-            run(host, work.blocks, self._reduce, far=work.far)
+            run(self._host, work.blocks, self._reduce, far=work.far)
             yield board.arrive()
-        turn.over = True
+        return True
 
     # ----------------------------------------------------------------------------- by slots
 

@@ -8,8 +8,8 @@ under way, so that the network works while memory is read and written.
 """
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pycomm.algorithms.compose import within
 from pycomm.algorithms.hierarchical import Groups, hosts_of
@@ -18,13 +18,14 @@ from pycomm.algorithms.ring import ring_all_reduce
 from pycomm.algorithms.schedule import Schedule, chunk_sizes, spans
 from pycomm.call import Call
 from pycomm.dtypes import DType, Op
-from pycomm.executor import WINDOW, Execution, Steps
+from pycomm.executor import WINDOW, Execution, Steps, taking_turns
 from pycomm.kernels.host import reducer
 from pycomm.program import Program
 from pycomm.reach import Pair, Reached, locate, record, run
 from pycomm.scratch import ScratchPool
-from pycomm.sharing import SharedHost, Turn
-from pycomm.transports.base import Pending, Transport
+from pycomm.sharing import Attempt, SharedHost
+from pycomm.transports.base import Transport
+from pycomm.transports.board import Board
 from pycomm.units import format_bytes
 
 __all__ = ["SharedHierarchy"]
@@ -102,61 +103,27 @@ class SharedHierarchy:
 
     def steps(self, call: Call, tags: Sequence[int], otherwise: Callable[[], Steps]) -> Steps:
         """Return the steps of one call, those of `otherwise` if memory is out of reach."""
-        return self._steps(call, self._host.turn(), tags, otherwise)
+        return self._host.in_turn(partial(self._attempt, call, tags), tags[0], otherwise)
 
-    def _steps(
-        self, call: Call, turn: Turn, tags: Sequence[int], otherwise: Callable[[], Steps]
-    ) -> Steps:
-        host = self._host
-        yield from host.wait_for(turn)
-        if host.usable is None:
-            yield from host.set_up(tags[0])
-        board = host.board
+    def _attempt(self, call: Call, tags: Sequence[int], board: Board) -> Attempt:
         # What one host can, the others must be able to, too: whether arrays are registered does
         # not count here, since hosts do not tell each other.
-        if board is None or not host.reaches_all:
-            turn.over = True
-            yield from otherwise()
-            return
+        if not self._host.reaches_all:
+            return False
         x, out = call.flat()
         assert x is not None
         assert out is not None
         slots = board.turn
         yield board.arrive(record(self._code, locate(x), locate(out)))
         board.compare(self._code)
-        reached = Reached(host, self._dtype, board.records(), slots)
-        yield from self._pipeline(reached, (x, out), tags)
-        yield board.arrive()
-        turn.over = True
+        reached = Reached(self._host, self._dtype, board.records(), slots)
 
-    def _pipeline(self, reached: Reached, arrays: Pair, tags: Sequence[int]) -> Steps:
-        """Run the segments, several under way, taking turns in a fixed order."""
-        out = arrays[OUT]
-        assert out is not None
-        waiting = iter(self._segments)
-        free = deque(range(WINDOW))
-        running: deque[tuple[Steps, Pending, int]] = deque()
-        while True:
-            while free:
-                following = next(waiting, None)
-                if following is None:
-                    break
-                slot = free.popleft()
-                segment = self._segment(reached, arrays, following, tags[slot])
-                pending = next(segment, None)
-                if pending is None:
-                    free.append(slot)
-                else:
-                    running.append((segment, pending, slot))
-            if not running:
-                return
-            segment, pending, slot = running.popleft()
-            yield pending
-            upcoming = next(segment, None)
-            if upcoming is None:
-                free.append(slot)
-            else:
-                running.append((segment, upcoming, slot))
+        def start(segment: int, slot: int) -> Steps:
+            return self._segment(reached, (x, out), self._segments[segment], tags[slot])
+
+        yield from taking_turns(self.segments, WINDOW, start)
+        yield board.arrive()
+        return True
 
     def _segment(
         self, reached: Reached, arrays: Pair, segment: tuple[int, int, Execution], tag: int

@@ -6,19 +6,23 @@ piece of registered memory that each rank has, two in turn, for short inputs.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from pycomm.bindings import _memory
+from pycomm.buffers import address_of
 from pycomm.executor import Steps
-from pycomm.transports.base import Array, Transport
+from pycomm.transports.base import Array, Pending, Transport
 from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS, start_time
 
-__all__ = ["SLOT", "SharedHost", "Turn", "address_of", "at_address"]
+__all__ = ["SLOT", "Attempt", "SharedHost", "at_address"]
 
+#: Steps that return in the end whether they have done what they were for.
+Attempt = Generator[Pending, None, bool]
 #: Bytes of a slot.
 SLOT = 64 << 10
 _BOUND = 8  # pieces of work that are kept, bound to memory
@@ -31,17 +35,12 @@ def at_address(address: int, nbytes: int) -> Array:
     return np.frombuffer(_memory.at(address, nbytes), np.uint8)
 
 
-def address_of(array: Array) -> int:
-    """Return where an array begins."""
-    return int(array.__array_interface__["data"][0])
-
-
-class Turn:
+class _Turn:
     """The place of one call in the order of calls: the board serves one at a time."""
 
     __slots__ = ("before", "over")
 
-    def __init__(self, before: "Turn | None") -> None:
+    def __init__(self, before: "_Turn | None") -> None:
         self.before = before
         self.over = before is None
 
@@ -78,22 +77,48 @@ class SharedHost:
         self.reaches_all = False
         self.board: Board | None = None
         self.slots: tuple[list[Array], ...] = ()  # in turn, of each rank
-        self._last = Turn(None)
+        self._last = _Turn(None)
         self._freed = [0] * self.size
         self.bound: dict[object, Any] = {}
         self._room = np.empty(0, np.uint8)
         self.kernel = _memory.Reach()
 
-    def turn(self) -> Turn:
-        """Return the turn of a call that is made now."""
-        self._last = Turn(self._last)
-        return self._last
+    def in_turn(
+        self, body: Callable[[Board], Attempt], tag: int, otherwise: Callable[[], Steps]
+    ) -> Steps:
+        """Return the steps of one call: those of `body`, once it is its turn.
 
-    def wait_for(self, turn: Turn) -> Steps:
-        """Wait until it is the turn of a call."""
+        Parameters
+        ----------
+        body : callable
+            Returns steps that use the board, and in the end whether they have done the call.
+        tag : int
+            For what the ranks tell each other when they first meet.
+        otherwise : callable
+            Returns other steps for a call that is not done: memory is out of reach.
+        """
+        # The turn is taken now and not when it first runs: calls come to the board in their order.
+        turn = self._last = _Turn(self._last)
+        return self._in_turn(turn, body, tag, otherwise)
+
+    def _in_turn(
+        self,
+        turn: _Turn,
+        body: Callable[[Board], Attempt],
+        tag: int,
+        otherwise: Callable[[], Steps],
+    ) -> Steps:
         before, turn.before = turn.before, None
         if before is not None and not before.over:
             yield before
+        if self.usable is None:
+            yield from self._set_up(tag)
+        done = False
+        if self.board is not None:
+            done = yield from body(self.board)
+        turn.over = True
+        if not done:
+            yield from otherwise()
 
     @property
     def free(self) -> bool:
@@ -121,27 +146,31 @@ class SharedHost:
             self.bound.clear()
             REGIONS.sweep([self.board.pids[rank] for rank in changed if rank != self.rank])
 
-    def set_up(self, tag: int) -> Steps:
+    def _set_up(self, tag: int) -> Steps:
         """Exchange memory and try it; afterwards what is usable is known, equally on all ranks."""
-        slots = REGIONS.allocate(2 * SLOT)
-        board = REGIONS.allocate(Board.nbytes(self.size) if self.rank == 0 else 8)
-        board[:8].view(np.int64)[0] = 0
         probe = np.array([_MAGIC, 0], np.int64)
-        places = [REGIONS.find(address_of(one), one.nbytes) for one in (slots, board)]
-        own = [os.getpid(), start_time(os.getpid()), address_of(probe)]
-        for place in places:
-            assert place is not None
-            own += place
-        text = " ".join(map(str, own)).encode()
         told = np.zeros(_TOLD, np.uint8)
-        told[: len(text)] = np.frombuffer(text, np.uint8)
+        own: tuple[Array, ...] = ()
+        # Who has no such memory tells nothing: the others wait for its word.
+        with suppress(OSError, MemoryError):
+            slots = REGIONS.allocate(2 * SLOT)
+            own = slots, REGIONS.allocate(Board.nbytes(self.size) if self.rank == 0 else 1)
+            facts = [os.getpid(), start_time(os.getpid()), address_of(probe)]
+            for one in own:
+                place = REGIONS.find(address_of(one), one.nbytes)
+                assert place is not None
+                facts += place
+            text = " ".join(map(str, facts)).encode()
+            told[: len(text)] = np.frombuffer(text, np.uint8)
         everyone = np.empty((self._transport.size, _TOLD), np.uint8)
         yield from self._gather(told, everyone, tag)
         rows = everyone[list(self._ranks)]
-        facts = [bytes(row).rstrip(b"\0").decode().split() for row in rows]
-        pids, starts = [int(fact[0]) for fact in facts], [fact[1] for fact in facts]
-        opened = self._open(pids, starts, facts, slots, board)
-        reaches = opened is not None and self._reach(pids, [int(fact[2]) for fact in facts])
+        words = [bytes(row).rstrip(b"\0").decode().split() for row in rows]
+        opened, reaches = None, False
+        if all(words):
+            pids, starts = [int(one[0]) for one in words], [one[1] for one in words]
+            opened = self._open(pids, starts, words, own)
+            reaches = opened is not None and self._reach(pids, [int(one[2]) for one in words])
         told[:2] = opened is not None, reaches
         yield from self._gather(told, everyone, tag)
         self.usable, self.reaches_all = (bool(everyone[:, one].all()) for one in (0, 1))
@@ -166,27 +195,26 @@ class SharedHost:
         self,
         pids: Sequence[int],
         starts: Sequence[str],
-        facts: Sequence[Sequence[str]],
-        slots: Array,
-        board: Array,
+        words: Sequence[Sequence[str]],
+        own: tuple[Array, ...],
     ) -> tuple[Array, list[Array]] | None:
         """Return the board and the slots of all ranks, None if they cannot be mapped here."""
-        theirs: list[Array] = []
-        boards: list[Array] = []
+        found: list[tuple[Array, ...]] = []
         try:
-            for peer, fact in enumerate(facts):
-                if start_time(pids[peer]) != starts[peer]:
+            for peer, (pid, start) in enumerate(zip(pids, starts, strict=True)):
+                if start_time(pid) != start:
                     return None  # another process has that number here
-                mine = peer == self.rank
-                where = [int(word) for word in fact[3:]]
-                for found, own, place in ((theirs, slots, where[:4]), (boards, board, where[4:])):
-                    *region, offset = place
-                    found.append(
-                        own if mine else REGIONS.open(pids[peer], starts[peer], *region)[offset:]
-                    )
+                if peer == self.rank:
+                    found.append(own)
+                    continue
+                where = [int(word) for word in words[peer][3:]]
+                places = (where[:4], where[4:])
+                found.append(
+                    tuple(REGIONS.open(pid, start, *place[:3])[place[3] :] for place in places)
+                )
         except OSError:
             return None
-        return boards[0][: Board.nbytes(self.size)], theirs
+        return found[0][1][: Board.nbytes(self.size)], [slots for slots, _ in found]
 
     def _reach(self, pids: Sequence[int], addresses: Sequence[int]) -> bool:
         """Return whether the kernel reads and writes memory of all peers."""

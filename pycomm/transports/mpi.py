@@ -104,7 +104,7 @@ class MPITransport:
         here = hosts[rounds.Get_rank()]
         # Bytes of a message to each rank.
         self._limits = [_AT_ONCE if ethernet and host != here else MESSAGE_LIMIT for host in hosts]
-        self.shares_memory = hasattr(os, "memfd_create")
+        self.shares_memory = True  # if the system lets them: they find out together
         self.library = library().split(",")[0]
         self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
         # Each returns the Test of its request. The caller holds x and out until that is true.

@@ -5,6 +5,7 @@ when the last process that maps it is, however that one ends, and it is not boun
 /dev/shm. Its pages lie on the NUMA node of the core that first writes to them.
 """
 
+import errno
 import os
 import threading
 import weakref
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pycomm.bindings._memory import mapped
+from pycomm.buffers import address_of
 from pycomm.transports.base import Array
 
 __all__ = ["REGIONS", "Region", "Regions", "available_memory", "start_time"]
@@ -65,7 +67,8 @@ class Regions:
         self._lock = threading.Lock()
         self._slab: tuple[weakref.ref[Array], int] | None = None  # and what of it is used
         self.freed = 0
-        self._opened: OrderedDict[tuple[int, str, int], tuple[Array, int, int]] = OrderedDict()
+        self._opened: OrderedDict[tuple[int, str, int], tuple[Array, int, os.stat_result]]
+        self._opened = OrderedDict()
 
     def allocate(self, nbytes: int) -> Array:
         """Return new zeros, as bytes, that peers can map; freed with the last view of them.
@@ -93,6 +96,8 @@ class Regions:
             raise MemoryError(
                 f"{nbytes} bytes of registered memory asked for, the system has {free} bytes"
             )
+        if not hasattr(os, "memfd_create"):
+            raise OSError(errno.ENOSYS, "this system has no memory that processes can share so")
         fd = os.memfd_create("pycomm", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, nbytes)
@@ -101,7 +106,7 @@ class Regions:
             os.close(fd)
             raise
         array = np.frombuffer(memory, np.uint8)
-        address = int(array.__array_interface__["data"][0])
+        address = address_of(array)
         self._numbers += 1
         self._made[address] = (self._numbers, fd, nbytes)
         insort(self._starts, address)
@@ -143,7 +148,7 @@ class Regions:
         handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             array = np.frombuffer(mapped(handle, size), np.uint8)
-            self._opened[key] = array, fd, os.fstat(handle).st_ino
+            self._opened[key] = array, fd, os.fstat(handle)
         finally:
             os.close(handle)
         if len(self._opened) > _KEPT:
@@ -152,16 +157,17 @@ class Regions:
 
     def sweep(self, pids: Sequence[int] | None = None) -> None:
         """Let go of regions that peers have freed; of some of them only, if `pids` are given."""
-        for key, (_, fd, inode) in self._opened.copy().items():
-            pid, start, _ = key
+        for key, (_, fd, file) in self._opened.copy().items():
+            pid = key[0]
             if pids is not None and pid not in pids:
                 continue
             try:
-                # The number of a descriptor is used again, that of a file is not.
-                alive = os.stat(f"/proc/{pid}/fd/{fd}").st_ino == inode  # noqa: PTH116
+                # Numbers of descriptors and processes are used again, those of files are not.
+                now = os.stat(f"/proc/{pid}/fd/{fd}")  # noqa: PTH116
+                alive = os.path.samestat(now, file)
             except OSError:
                 alive = False
-            if not alive or start_time(pid) != start:
+            if not alive:
                 self._opened.pop(key, None)
 
 

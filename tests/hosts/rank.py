@@ -70,6 +70,21 @@ def results(comm: pycomm.Communicator) -> dict[str, Any]:
     }
 
 
+def plans(comm: pycomm.Communicator) -> dict[str, Any]:
+    """What plans of all_reduce say, long enough to go through the memory of each host and not."""
+    told = {}
+    for name, count in (("short", 1000), ("long", MIB)):
+        x = np.ones(count, np.float32)
+        plan = comm.plan("all_reduce", x, algorithm="hierarchical")
+        plan()  # the ranks of a host first tell each other where to meet
+        x[:] = 1
+        before = comm.bytes_sent
+        plan()
+        assert (x == comm.size).all()
+        told[name] = [str(plan), comm.bytes_sent - before, plan.bytes_sent]
+    return told
+
+
 def sent() -> int:
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 

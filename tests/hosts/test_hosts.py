@@ -36,6 +36,16 @@ def test_results(hosts: Hosts, ranks: int, options: tuple[str, ...]) -> None:
 
 
 @layouts
+def test_plans(hosts: Hosts, ranks: int, options: tuple[str, ...]) -> None:
+    for rank in hosts.run("plans", ranks, *options):
+        for text, sent, planned in rank.values():
+            assert "predicted" in text
+            assert sent == planned > 0
+        assert ("two meetings inside the host" in rank["long"][0]) == (ranks > 1)
+        assert "meeting" not in rank["short"][0]
+
+
+@layouts
 def test_bytes_that_cross(hosts: Hosts, ranks: int, options: tuple[str, ...]) -> None:
     # Without a rate packets of one stream pass each other, on two cores, and TCP repeats some.
     with hosts.shaped("4gbit", "0"):

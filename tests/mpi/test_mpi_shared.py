@@ -180,6 +180,35 @@ def test_in_flight_and_in_groups(several: Communicator) -> None:
         assert (x == several.size * pair.size).all()
 
 
+def test_short_calls_wait_for_long_ones(several: Communicator) -> None:
+    arrays = [several.empty(2_000_000) for _ in range(2)]
+    arrays += [np.empty(count, np.float32) for count in (4, 3, 9_000, 5)]
+    for x in arrays:
+        x[:] = 1
+    for work in [several.all_reduce(x, algorithm="shared", async_op=True) for x in arrays]:
+        work.wait()
+    for x in arrays:
+        assert (x == several.size).all()
+
+
+@pytest.mark.parametrize("error", [MemoryError, OSError])
+def test_one_rank_without_memory_to_share(
+    several: Communicator, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """The others hear of it, instead of waiting."""
+    if several.rank == 0:
+
+        def refused(_: int) -> None:
+            raise error("none left")
+
+        monkeypatch.setattr(REGIONS, "allocate", refused)
+    with pycomm.init("mpi", timeout=10) as comm:
+        for count in (4, 100_000):
+            x = np.full(count, comm.rank, np.float32)
+            comm.all_reduce(x, algorithm="auto", deterministic=True)
+            assert (x == sum(range(comm.size))).all()
+
+
 def test_memory_is_given_back(several: Communicator) -> None:
     def open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
