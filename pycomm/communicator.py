@@ -154,7 +154,8 @@ class Communicator(Reductions, Movement, Messages, Planning):
 
         No communication. Collectives between ranks of one host go straight through such memory,
         and through contiguous views of it. It is freed with the last view of it; that of a peer
-        lives as long as the peer's array.
+        lives as long as the peer's array. Where the system cannot share memory without a name
+        (memfd), this is an ordinary array.
 
         Parameters
         ----------
@@ -171,7 +172,8 @@ class Communicator(Reductions, Movement, Messages, Planning):
         Raises
         ------
         MemoryError
-            If there is less memory than that, with the numbers, before any of it is used.
+            If there is less memory than that, with the numbers, before any of it is used; or if
+            no file descriptor is left: an array above 64 KiB takes one.
         ArgumentTypeError, ArgumentValueError
             If there is no such dtype or shape.
         """
@@ -186,7 +188,11 @@ class Communicator(Reductions, Movement, Messages, Planning):
             raise ArgumentTypeError(f"a shape is whole numbers, not {shape!r}") from None
         if any(length < 0 for length in sizes):
             raise ArgumentValueError(f"a shape has no negative lengths: {shape!r}")
-        octets = REGIONS.allocate(math.prod(sizes) * kind.itemsize)
+        nbytes = math.prod(sizes) * kind.itemsize
+        try:
+            octets = REGIONS.allocate(nbytes)
+        except OSError:
+            octets = np.zeros(nbytes, np.uint8)
         return octets.view(kind).reshape(sizes)
 
     zeros = empty

@@ -391,6 +391,7 @@ class Engine:
         self.state = "broken"
         self._reason = f" since {place} ended with {type(error).__name__}; only abort() is possible"
         self._abandon(error, keep)
+        self.choices.forget()  # remembered calls hold the caller's arrays
         if not isinstance(error, CommError):
             self.waiter.leave(error)  # Ctrl-C, for instance
         elif not isinstance(error, CommTimeoutError | PeerError):
@@ -413,6 +414,7 @@ class Engine:
             self._drive(barrier.steps(None, None, self._meeting_tags), deadline, "close", None)
             self.transport.close()
             self.state = "closed"
+            self.choices.forget()
             self.waiter.forget()
         except BaseException as error:
             raise self.fail(error, "close", None) from error.__cause__
@@ -438,6 +440,7 @@ class Engine:
             self._abandon(error, None)
         self.state = "aborted"
         self._reason = ""
+        self.choices.forget()
         self.transport.abort()
         self.waiter.forget()
 

@@ -7,6 +7,7 @@ part that fails becomes a line that says why.
 import json
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -15,12 +16,29 @@ from importlib import metadata
 from pathlib import Path
 
 import pycomm
+from pycomm.bindings import _memory
 from pycomm.bindings._library import Library, find_cuda_driver, find_nccl
 from pycomm.bootstrap.detect import Launch, detect
 from pycomm.errors import LibraryNotFoundError
 from pycomm.launch import INSTALL, find_mpirun, probe, usable_cores
+from pycomm.units import format_bytes
 
-__all__ = ["Info", "MPIInfo", "collect", "simd_levels", "to_json", "to_text"]
+__all__ = [
+    "Info", "MPIInfo", "NUMANode", "collect", "numa_nodes", "peer_memory", "simd_levels",
+    "to_json", "to_text",
+]  # fmt: skip
+
+_NODES = Path("/sys/devices/system/node")
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+@dataclass(frozen=True)
+class NUMANode:
+    """Memory that is near to some cores: `cores` as the system lists them, `memory` in bytes."""
+
+    number: int
+    cores: str
+    memory: int | None
 
 
 @dataclass(frozen=True)
@@ -56,6 +74,8 @@ class Info:
     host: str
     cores_usable: int
     cores: int
+    numa: tuple[NUMANode, ...]
+    peer_memory: str
     launcher: str | None
 
 
@@ -88,6 +108,8 @@ def collect() -> Info:
         host=socket.gethostname(),
         cores_usable=usable_cores(),
         cores=os.cpu_count() or 1,
+        numa=numa_nodes(),
+        peer_memory=peer_memory(),
         launcher=None if around is None else _spelled(around),
     )
 
@@ -95,6 +117,40 @@ def collect() -> Info:
 def simd_levels(capabilities: dict[str, bool]) -> tuple[str, ...]:
     """Return the levels in use from what NumKong reports, in its own order, lowest first."""
     return tuple(name for name, usable in capabilities.items() if usable and name != "serial")
+
+
+def numa_nodes(root: Path = _NODES) -> tuple[NUMANode, ...]:
+    """Return the NUMA nodes in the order of their numbers; none where the system does not say."""
+    nodes = []
+    for place in root.glob("node[0-9]*"):
+        number = place.name.removeprefix("node")
+        cores, memory = _read(place / "cpulist"), _read(place / "meminfo")
+        if number.isdecimal() and cores is not None:
+            total = re.search(r"MemTotal:\s*(\d+) kB", memory or "")
+            nodes.append(NUMANode(int(number), cores, int(total[1]) << 10 if total else None))
+    return tuple(sorted(nodes, key=lambda node: node.number))
+
+
+def peer_memory(scope: Path = _PTRACE_SCOPE) -> str:
+    """Return what memory of each other the ranks of one host may reach here, and by what."""
+    if not hasattr(os, "memfd_create"):
+        return "none: this system has no memory without a name (memfd)"
+    level = _read(scope) or "0"
+    if not _memory.available():
+        why = "this system has no process_vm_readv"
+    elif level in ("0", "1"):
+        limit = " of ranks that one launcher has started" if level == "1" else ""
+        return f"registered (memfd) and any other{limit} (process_vm_readv)"
+    else:
+        why = f"kernel.yama.ptrace_scope is {level}"
+    return f"registered (memfd) only: {why}"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
 
 
 def to_json(info: Info) -> str:
@@ -125,10 +181,17 @@ def to_text(info: Info) -> str:
         ("CUDA driver", _library_text(info.cuda_driver, info.cuda_driver_error)),
         ("NCCL", _library_text(info.nccl, info.nccl_error)),
         ("host", f"{info.host}, {info.cores_usable} of {info.cores} cores usable"),
+        ("NUMA", "\n".join(map(_node_text, info.numa)) or "the system does not say"),
+        ("ranks reach", info.peer_memory),
         ("launcher", info.launcher or "none"),
     ]
     indent = "\n" + " " * 13
     return "\n".join(f"{name:<12} {text.replace(chr(10), indent)}" for name, text in lines)
+
+
+def _node_text(node: NUMANode) -> str:
+    memory = "" if node.memory is None else f", {format_bytes(node.memory)}"
+    return f"node {node.number}: cores {node.cores or 'none'}{memory}"
 
 
 def _library_text(library: Library | None, error: str | None) -> str:

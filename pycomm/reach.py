@@ -150,7 +150,13 @@ class Reached:
         if where == IN_SLOT:
             octets = host.slots[self._turn][rank][first : first + nbytes]
         else:
-            region = REGIONS.open(pid, started, number, second, size)
+            try:
+                region = REGIONS.open(pid, started, number, second, size)
+            except OSError as error:
+                host.board.check()
+                raise CommError(
+                    f"registered memory of process {pid} cannot be mapped: {error}"
+                ) from error
             octets = region[offset + first : offset + first + nbytes]
         return octets.view(kind)
 

@@ -22,7 +22,7 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self._calls: dict[Key, tuple[Call, list[tuple[Array, object, bool]]]] = {}
+        self._calls: dict[Key, tuple[Call, list[tuple[Array, object, bool]], int]] = {}
         self._nbytes = 0
 
     def get(self, key: Key) -> Call | None:
@@ -33,7 +33,7 @@ class Recent:
             return None
         if found is None:
             return None
-        call, arrays = found
+        call, arrays, nbytes = found
         for array, dtype, writable in arrays:
             flags = array.flags
             if (
@@ -42,6 +42,7 @@ class Recent:
                 or (writable and not flags.writeable)
             ):
                 del self._calls[key]
+                self._nbytes -= nbytes
                 return None
         return call
 
@@ -64,6 +65,7 @@ class Recent:
         self._calls[key] = (
             call,
             [(array, array.dtype, array.flags.writeable) for array in arrays.values()],
+            nbytes,
         )
 
     def clear(self) -> None:

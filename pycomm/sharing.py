@@ -148,6 +148,7 @@ class SharedHost:
 
     def _set_up(self, tag: int) -> Steps:
         """Exchange memory and try it; afterwards what is usable is known, equally on all ranks."""
+        _memory.admit(os.getppid())  # the launcher, whose descendants are the peers
         probe = np.array([_MAGIC, 0], np.int64)
         told = np.zeros(_TOLD, np.uint8)
         own: tuple[Array, ...] = ()

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isqrt
+from math import inf, isqrt
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ import numpy as np
 import pycomm
 from pycomm.algorithms.cost import Link, Model
 from pycomm.algorithms.hierarchical import hosts_of
-from pycomm.algorithms.registry import algorithm_of, names
+from pycomm.algorithms.registry import SHARED, algorithm_of, names
 from pycomm.algorithms.schedule import PARTED
 from pycomm.algorithms.select import Rule
 from pycomm.communicator import Communicator
@@ -42,6 +42,7 @@ _HOPELESS, _SLOW = 4.0, 0.002
 _CLEARLY = 0.97  # what is that much faster takes over from the algorithm of smaller sizes
 _UNEQUAL = 1.5  # roads of ranks differ if the fastest has that many times the slowest's bandwidth
 _LONG = 4 << 20  # bytes of the messages that tell the bandwidth
+_SHARED, _REGISTERED = SHARED
 
 Call = Callable[[], Any]
 
@@ -74,21 +75,22 @@ def _candidates(comm: Communicator, collective: str) -> list[str]:
     own = [
         name for name in names(collective) if several or not algorithm_of(collective, name).grouped
     ]
-    return ["native", *own]
+    return ["native", *own] if several else ["native", *own, *SHARED]
 
 
 def _call(comm: Communicator, collective: str, nbytes: int, name: str) -> Call | None:
     """Return one call on `nbytes` of float32, None if it cannot be."""
+    zeros = comm.zeros if name == _REGISTERED else np.zeros
     count = max(1, nbytes // 4)
     if collective in PARTED:
         count = max(1, count // comm.size)
     many = comm.size if collective in ("reduce_scatter", "all_to_all") else 1
-    x = np.zeros(count * many, np.float32)
+    x = zeros(count * many, np.float32)
     out = None
     if collective in ("all_gather", "all_to_all"):
-        out = np.empty(count * comm.size, np.float32)
+        out = zeros(count * comm.size, np.float32)
     elif collective == "reduce_scatter":
-        out = np.empty(count, np.float32)
+        out = zeros(count, np.float32)
     try:
         plan = comm.plan(collective, x, out, algorithm=name)
     except ArgumentValueError:
@@ -150,22 +152,32 @@ def decide(
 
     An algorithm stays the best until another is clearly faster: measurements have noise. The limit
     between two sizes is their geometric mean; from twice the last size on, the rules of `beyond`
-    count.
+    count. What was measured on registered arrays counts for those alone: it comes first where it is
+    clearly faster than the best for any array, unless that is the same way through memory.
     """
     rules: list[Rule] = []
     for index, found in enumerate(times):
-        ranked = sorted(found, key=lambda name: found[name])
-        before = rules[-1].names[0] if rules else ranked[0]
+        ranked = sorted(found.keys() - {_REGISTERED}, key=lambda name: (found[name], name))
+        before = _unregistered(rules[-1].names) if rules else ranked[0]
         if before in found and found[ranked[0]] > _CLEARLY * found[before]:
             ranked.remove(before)
             ranked.insert(0, before)
+        registered = found.get(_REGISTERED, inf) < _CLEARLY * found[ranked[0]]
+        if registered and ranked[0] != _SHARED:
+            ranked.insert(0, _REGISTERED)
         last = index + 1 == len(sizes)
         limit = 2 * sizes[index] if last else isqrt(sizes[index] * sizes[index + 1])
-        if rules and rules[-1].names[0] == ranked[0]:
+        same = bool(rules) and rules[-1].names[0] == ranked[0]
+        if same and _unregistered(rules[-1].names) == _unregistered(ranked):
             rules[-1] = Rule(limit, tuple(ranked))
         else:
             rules.append(Rule(limit, tuple(ranked)))
     return (*rules, *(rule for rule in beyond if rule.limit > rules[-1].limit))
+
+
+def _unregistered(ranked: Sequence[str]) -> str:
+    """Return the best algorithm for arrays that are not registered."""
+    return next(name for name in ranked if name != _REGISTERED)
 
 
 def _fit(comm: Communicator) -> tuple[Model, tuple[float, ...] | None]:

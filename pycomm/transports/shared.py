@@ -24,6 +24,7 @@ __all__ = ["REGIONS", "Region", "Regions", "available_memory", "start_time"]
 _KEPT = 512  # regions of peers that stay mapped
 _SHORT, _SLAB = 64 << 10, 1 << 20  # bytes of arrays that share a region, and of such a region
 _ALIGNMENT = 64
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 #: Number, file descriptor, length, and an offset in it.
 Region = tuple[int, int, int, int]
@@ -78,7 +79,9 @@ class Regions:
         Raises
         ------
         MemoryError
-            If there is less memory, before any page of it is used.
+            If there is less memory, before any page of it is used, or no descriptor is left.
+        OSError
+            If the system has no such memory.
         """
         if nbytes > _SHORT:
             self.sweep()  # what peers have freed meanwhile counts as free
@@ -98,13 +101,21 @@ class Regions:
             )
         if not hasattr(os, "memfd_create"):
             raise OSError(errno.ENOSYS, "this system has no memory that processes can share so")
-        fd = os.memfd_create("pycomm", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, nbytes)
-            memory = mapped(fd, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
+            fd = os.memfd_create("pycomm", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(fd, nbytes)
+                memory = mapped(fd, nbytes)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise MemoryError(
+                f"{nbytes} bytes of registered memory: {error.strerror}; this process has "
+                f"{len(self._made)} such pieces, each takes a descriptor (ulimit -n) and a mapping"
+            ) from error
         array = np.frombuffer(memory, np.uint8)
         address = address_of(array)
         self._numbers += 1

@@ -1,6 +1,7 @@
 """Finding libraries, and `pycomm info`, which never fails because something is missing."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import textwrap
 
 import pytest
 
-from pycomm.bindings import _library
+from pycomm.bindings import _library, _memory
 from pycomm.bindings._library import (
     Library,
     decode_cuda_version,
@@ -18,7 +19,17 @@ from pycomm.bindings._library import (
     nccl_candidates,
 )
 from pycomm.errors import LibraryNotFoundError
-from pycomm.info import Info, MPIInfo, collect, simd_levels, to_json, to_text
+from pycomm.info import (
+    Info,
+    MPIInfo,
+    NUMANode,
+    collect,
+    numa_nodes,
+    peer_memory,
+    simd_levels,
+    to_json,
+    to_text,
+)
 
 MAPS = """\
 7f00-7f01 r--p 00000000 08:01 77  /opt/fw/lib/libnccl-net.so
@@ -197,6 +208,8 @@ NOTHING = Info(
     host="h",
     cores_usable=2,
     cores=8,
+    numa=(NUMANode(0, "0-3", 64 << 30), NUMANode(1, "4-7", 64 << 30), NUMANode(2, "", None)),
+    peer_memory="registered (memfd) only: kernel.yama.ptrace_scope is 3",
     launcher=None,
 )
 
@@ -209,6 +222,10 @@ class TestText:
         assert lines["NCCL"] == "none: PYCOMM_NCCL_LIB=/nowhere: no such file"
         assert lines["NumKong"] == "not installed"
         assert lines["host"] == "h, 2 of 8 cores usable"
+        assert lines["NUMA"] == "node 0: cores 0-3, 64 GiB"
+        assert "\n" + " " * 13 + "node 1: cores 4-7, 64 GiB\n" in text
+        assert "node 2: cores none\n" in text
+        assert lines["ranks reach"].endswith("ptrace_scope is 3")
         assert "\n" + " " * 15 + "libcuda.so.1: no such file\n" in text, "indented under its label"
 
     def test_what_is_there_is_named_with_its_owner(self):
@@ -228,8 +245,49 @@ class TestText:
     def test_json_has_the_same_facts(self):
         facts = json.loads(to_json(NOTHING))
         assert facts["cores"] == 8
+        assert facts["numa"][1] == {"number": 1, "cores": "4-7", "memory": 64 << 30}
         assert facts["nccl"] is None
         assert facts["nccl_error"] == "PYCOMM_NCCL_LIB=/nowhere: no such file"
+
+
+def test_numa_nodes_are_those_of_the_system(tmp_path):
+    assert numa_nodes(tmp_path / "nowhere") == ()
+    meminfo = "Node 0 MemTotal:       65772368 kB\nNode 0 MemFree:        1 kB\n"
+    for name, files in {
+        "node10": {"cpulist": "8-15\n", "meminfo": meminfo},
+        "node2": {"cpulist": "0-7,16-23\n", "meminfo": "garbage"},
+        "node0": {"cpulist": "\n"},  # memory without cores
+        "node1": {"meminfo": meminfo},  # not to be read
+        "node3x": {"cpulist": "0"},
+    }.items():
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(text)
+    assert numa_nodes(tmp_path) == (
+        NUMANode(0, "", None),
+        NUMANode(2, "0-7,16-23", None),
+        NUMANode(10, "8-15", 65772368 << 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "said"),
+    [
+        (None, "registered (memfd) and any other (process_vm_readv)"),
+        ("0\n", "registered (memfd) and any other (process_vm_readv)"),
+        ("1\n", "any other of ranks that one launcher has started"),
+        ("2\n", "registered (memfd) only: kernel.yama.ptrace_scope is 2"),
+    ],
+)
+def test_what_ranks_reach_of_each_other(tmp_path, monkeypatch, level, said):
+    scope = tmp_path / "ptrace_scope"
+    if level is not None:
+        scope.write_text(level)
+    assert said in peer_memory(scope)
+    monkeypatch.setattr(_memory, "available", lambda: False)
+    assert "no process_vm_readv" in peer_memory(scope)
+    monkeypatch.delattr(os, "memfd_create")
+    assert peer_memory(scope).startswith("none:")
 
 
 def test_simd_levels_keep_numkongs_order():

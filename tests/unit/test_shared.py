@@ -1,13 +1,16 @@
 """Regions of memory that peers map; all in one process here."""
 
+import errno
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pycomm
+from pycomm.bindings import _memory
 from pycomm.transports import shared
-from pycomm.transports.shared import Regions, available_memory, start_time
+from pycomm.transports.shared import REGIONS, Regions, available_memory, start_time
 
 
 def address(array: np.ndarray) -> int:
@@ -128,3 +131,40 @@ def test_too_little_memory_is_said_with_numbers() -> None:
         MemoryError, match=r"\d+ bytes of registered memory .* system has \d+ bytes"
     ):
         Regions().allocate(1 << 50)
+
+
+def test_no_descriptor_left_is_said_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions = Regions()
+    kept = [regions.allocate(LONG) for _ in range(3)]
+
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    with pytest.raises(MemoryError, match=r"has 3 such pieces, .*ulimit -n"):
+        regions.allocate(LONG)
+    del kept
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+def test_where_memory_cannot_be_shared_an_array_is_an_ordinary_one(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refused(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    x = pycomm.run_local(1, lambda comm: comm.empty((300, 200), "f8"))[0]
+    assert x.shape == (300, 200)
+    assert not x.any()
+    assert REGIONS.find(address(x), x.nbytes) is None
+
+
+def test_the_launcher_s_descendants_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    _memory.admit(os.getppid())  # this system may know no such thing: that is no error
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(_memory, "_prctl", lambda *words: asked.append(words))
+    _memory.admit(4711)
+    assert asked == [(int.from_bytes(b"Yama"), 4711, 0, 0, 0)]
+    monkeypatch.setattr(_memory, "_prctl", None)
+    _memory.admit(4711)

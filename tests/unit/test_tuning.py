@@ -63,7 +63,7 @@ def changed(path: Path, **facts: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"version": 1}, "stale: it has version 1"),
+        ({"version": 2}, "stale: it has version 2"),
         ({"format": "other"}, "no tuning"),
         ({"machine": {**HERE, "cpu": "Slide rule"}}, "cpu was 'Slide rule' and is 'Abacus'"),
         ({"machine": {**HERE, "library": "Open MPI v4"}}, "library was 'Open MPI v4'"),
@@ -186,6 +186,24 @@ def test_rules_keep_an_algorithm_until_another_is_clearly_faster() -> None:
         Rule(512, ("native", "ring")),
         Rule(8192, ("ring",)),
         Rule(EVERYTHING, ("direct",)),  # nothing was measured there
+    )
+
+
+def test_registered_arrays_have_a_rule_where_others_take_another_road() -> None:
+    sizes = [64, 256, 1024, 4096, 16384]
+    times = [
+        {"native": 1.0, "shared": 2.0, "registered": 2.0},
+        {"native": 1.0, "shared": 2.0, "registered": 0.5},
+        {"native": 1.0, "shared": 0.5, "registered": 0.2},  # "shared" takes them the same way
+        {"native": 1.0, "direct": 0.5, "registered": 0.2},
+        {"native": 0.4, "direct": 0.5, "registered": 0.2},
+    ]
+    assert tune.decide(sizes, times, ()) == (
+        Rule(128, ("native", "shared")),
+        Rule(512, ("registered", "native", "shared")),
+        Rule(2048, ("shared", "native")),
+        Rule(8192, ("registered", "direct", "native")),
+        Rule(32768, ("registered", "native", "direct")),
     )
 
 
