@@ -243,7 +243,7 @@ class Choices:
             return f"the library has none for {what}" + ("" if op is None else f" with op '{op}'")
         return None
 
-    def _made(self, request: Request, name: str, why: str) -> Choice:
+    def _made(self, request: Request, name: str, why: str, *, in_turn: bool = False) -> Choice:
         collective, dtype, op, count = request[:4]
         if count == 0 and collective != "barrier":
             # Nothing to move, but all have to come.
@@ -257,7 +257,8 @@ class Choices:
             instead = next(
                 one for one in others if one not in SHARED and self._unfit(request, one) is None
             )
-            other = self._made(request, instead, "memory is out of reach, or not registered")
+            why_other = "memory is out of reach, or not registered"
+            other = self._made(request, instead, why_other, in_turn=True)
             assert self.host is not None
             shared = SharedExecution(
                 self.host, collective, dtype, op, request.root, count,
@@ -265,7 +266,7 @@ class Choices:
             )  # fmt: skip
             return Choice(name, why, None, None, shared=shared, instead=other)
         if name == "native":
-            native = self._transport.native(collective, dtype, op, count)
+            native = self._transport.native(collective, dtype, op, count, in_turn=in_turn)
             return Choice(name, why, native, None)
         built_by = algorithm_of(collective, name)
         choice = Choice(name, why, None, self._execution(request, built_by), built_by)

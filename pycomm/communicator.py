@@ -193,7 +193,10 @@ class Communicator(Reductions, Movement, Messages, Planning):
             octets = REGIONS.allocate(nbytes)
         except OSError:
             octets = np.zeros(nbytes, np.uint8)
-        return octets.view(kind).reshape(sizes)
+        try:
+            return octets.view(kind).reshape(sizes)
+        except ValueError as error:  # too many dimensions, or too long ones beside an empty one
+            raise ArgumentValueError(f"no array has the shape {shape!r}: {error}") from None
 
     zeros = empty
 

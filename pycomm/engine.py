@@ -19,6 +19,7 @@ from pycomm.errors import (
     CommTimeoutError,
     MismatchError,
     PeerError,
+    describe,
 )
 from pycomm.executor import WINDOW, Steps
 from pycomm.recent import Key
@@ -395,7 +396,9 @@ class Engine:
         if not isinstance(error, CommError):
             self.waiter.leave(error)  # Ctrl-C, for instance
         elif not isinstance(error, CommTimeoutError | PeerError):
-            self.waiter.give_up(place)  # timeouts have told the peers already
+            self.waiter.give_up(
+                f"{place}: {describe(error)}"
+            )  # timeouts have told the peers already
         self.transport.abort()
         return error
 

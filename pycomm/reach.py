@@ -20,7 +20,10 @@ from pycomm.transports.base import Array
 from pycomm.transports.board import Board
 from pycomm.transports.shared import REGIONS
 
-__all__ = ["IN_SLOT", "NOT_NEEDED", "Block", "Pair", "Reached", "Where", "locate", "record", "run"]
+__all__ = [
+    "IN_SLOT", "NOT_NEEDED", "OUT_OF_REACH", "Block", "Pair", "Reached", "Where", "locate",
+    "record", "run",
+]  # fmt: skip
 
 # Bytes of a block: what all ranks have there stays in a second-level cache meanwhile.
 _BLOCK = 256 << 10
@@ -28,11 +31,12 @@ _BLOCK = 256 << 10
 _PIECE = 4 << 20
 
 #: Where an array is: the number of a region, with its descriptor, length and the offset in it; or
-#: `_ADDRESS`, with the address; or one of the two below.
+#: `_ADDRESS`, with the address; or one of the three below.
 Where = tuple[int, ...]
 _ADDRESS = -1
 NOT_NEEDED: Where = (0, 0, 0, 0)
 IN_SLOT: Where = (-2, 0, 0, 0)
+OUT_OF_REACH: Where = (-3, 0, 0, 0)
 # A record: the call, how many regions the process has freed, and where both arrays are.
 _RECORD = struct.Struct("10q")
 
@@ -61,10 +65,13 @@ class Block(NamedTuple):
     puts: tuple[_Far, ...]
 
 
-def locate(array: Array) -> Where:
+def locate(host: SharedHost, array: Array) -> Where:
     """Return where an array of this process is."""
     address = address_of(array)
-    return REGIONS.find(address, array.nbytes) or (_ADDRESS, address, 0, 0)
+    region = REGIONS.find(address, array.nbytes)
+    if region is None and not host.reads(address):
+        return OUT_OF_REACH
+    return region or (_ADDRESS, address, 0, 0)
 
 
 def record(call: int, x: Where, out: Where) -> bytes:
@@ -99,6 +106,10 @@ class Reached:
     def in_slots(self, ranks: Iterable[int]) -> bool:
         """Return whether the inputs of all these ranks are in slots."""
         return all(self._where[rank][X] == IN_SLOT for rank in ranks)
+
+    def out_of_reach(self, arrays: Iterable[tuple[int, int]]) -> bool:
+        """Return whether nobody but its owner reaches one of these arrays, each (rank, side)."""
+        return any(self._where[rank][side] == OUT_OF_REACH for rank, side in arrays)
 
     def far(self, arrays: Iterable[tuple[int, int]]) -> bool:
         """Return whether only the kernel reaches one of these arrays, each (rank, side)."""
@@ -153,7 +164,7 @@ class Reached:
             try:
                 region = REGIONS.open(pid, started, number, second, size)
             except OSError as error:
-                host.board.check()
+                host.board.check_dying()
                 raise CommError(
                     f"registered memory of process {pid} cannot be mapped: {error}"
                 ) from error
@@ -218,7 +229,7 @@ def run(host: SharedHost, blocks: Iterable[Block], reduce: Reducer | None, *, fa
             board.check_recent()
         quietly(_run, host, blocks, reduce)
     except OSError as error:
-        board.check()
+        board.check_dying()
         raise CommError(f"memory of a peer went out of reach: {error}") from error
 
 

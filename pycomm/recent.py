@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from pycomm.buffers import address_of
 from pycomm.call import Array, Call
+from pycomm.transports.shared import REGIONS
 
 __all__ = ["Key", "Recent"]
 
@@ -10,20 +12,19 @@ __all__ = ["Key", "Recent"]
 Key = tuple[object, ...]
 
 # Remembered calls hold their arrays, so only short ones are, and not too many bytes of them.
-_LONGEST, _MOST = 1 << 20, 16 << 20
+_LONGEST, _MOST, _CALLS = 2 << 20, 16 << 20, 1024
 
 
 class Recent:
     """The short calls that a communicator has made lately, by their arguments.
 
     They hold their arrays, so that no other array can have the same identity. What may change in an
-    array meanwhile is checked: dtype, layout and whether it is writable. Its memory may not, since
-    NumPy refuses to resize an array that others refer to.
+    array meanwhile is checked: dtype, size, layout and whether it is writable.
     """
 
     def __init__(self) -> None:
-        self._calls: dict[Key, tuple[Call, list[tuple[Array, object, bool]], int]] = {}
-        self._nbytes = 0
+        self._calls: dict[Key, tuple[Call, list[tuple[Array, object, int, bool]]]] = {}
+        self._held: dict[int, int] = {}  # bytes of what is held, by identity
 
     def get(self, key: Key) -> Call | None:
         """Return the call that was made with these arguments."""
@@ -33,42 +34,54 @@ class Recent:
             return None
         if found is None:
             return None
-        call, arrays, nbytes = found
-        for array, dtype, writable in arrays:
+        call, arrays = found
+        for array, dtype, size, writable in arrays:
             flags = array.flags
             if (
                 array.dtype is not dtype
+                or array.size != size
                 or not flags.c_contiguous
                 or (writable and not flags.writeable)
             ):
                 del self._calls[key]
-                self._nbytes -= nbytes
                 return None
         return call
 
     def put(self, key: Key, call: Call) -> None:
-        """Remember a call, unless it is long or its arrays are not plain NumPy arrays."""
+        """Remember a call, unless it would hold much memory, or memory that is not NumPy's."""
         if call.prepare is not None:
             return
-        arrays = {}
+        arrays, held = {}, {}
         for buffer in (call.x, call.out, call.target):
             if buffer is not None:
-                if type(buffer.owner) is not np.ndarray:
+                array = buffer.owner
+                if type(array) is not np.ndarray:
                     return
-                arrays[id(buffer.owner)] = buffer.owner
-        nbytes = sum(array.nbytes for array in arrays.values())
-        if nbytes > _LONGEST:
+                arrays[id(array)] = array
+                owner = _owner(array)
+                if owner is None:
+                    return
+                held[id(owner)] = owner.nbytes
+        if sum(held.values()) > _LONGEST:
             return
-        if self._nbytes + nbytes > _MOST or len(self._calls) >= 1024:
+        if len(self._calls) >= _CALLS or sum((self._held | held).values()) > _MOST:
             self.clear()
-        self._nbytes += nbytes
+        self._held |= held
         self._calls[key] = (
             call,
-            [(array, array.dtype, array.flags.writeable) for array in arrays.values()],
-            nbytes,
+            [(one, one.dtype, one.size, one.flags.writeable) for one in arrays.values()],
         )
 
     def clear(self) -> None:
         """Forget all of them."""
         self._calls.clear()
-        self._nbytes = 0
+        self._held.clear()
+
+
+def _owner(array: Array) -> Array | None:
+    """Return the array whose memory this is, None if it is not NumPy's nor registered."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    # Others may want to close or resize what they own, and cannot while somebody has a view of it.
+    ours = array.flags.owndata or REGIONS.find(address_of(array), array.nbytes) is not None
+    return array if ours else None

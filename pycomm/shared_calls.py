@@ -241,7 +241,7 @@ class SharedExecution:
         for side, array in enumerate(arrays):
             if array is None or (host.rank, side) not in self._distant:
                 continue
-            where[side] = locate(array)
+            where[side] = locate(host, array)
             registered = where[side][0] > 0
             if side == X and not registered and self._fits_slot and self._gives:
                 where[X] = IN_SLOT
@@ -253,11 +253,12 @@ class SharedExecution:
         host = self._host
         reached = Reached(host, self._dtype, records, turn)
         far = reached.far(self._distant)
+        out_of_reach = reached.out_of_reach(self._distant)
         work: _Work | None
         if self._sources and reached.in_slots(rank for rank, _ in self._sources):
             pulls = (self._slots or self._bind_slots())[turn][1]
             work = _Work((), pulls, one_step=True)
-        elif far and (self._registered or not host.reaches_all):
+        elif out_of_reach or (far and (self._registered or not host.reaches_all)):
             work = None
         else:
             # Also for calls that are not remembered: binding takes 10 us a block.

@@ -114,7 +114,7 @@ class SharedHierarchy:
         assert x is not None
         assert out is not None
         slots = board.turn
-        yield board.arrive(record(self._code, locate(x), locate(out)))
+        yield board.arrive(record(self._code, locate(self._host, x), locate(self._host, out)))
         board.compare(self._code)
         reached = Reached(self._host, self._dtype, board.records(), slots)
 

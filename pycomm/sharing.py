@@ -82,6 +82,7 @@ class SharedHost:
         self.bound: dict[object, Any] = {}
         self._room = np.empty(0, np.uint8)
         self.kernel = _memory.Reach()
+        self._seen = np.zeros(1, np.int64)
 
     def in_turn(
         self, body: Callable[[Board], Attempt], tag: int, otherwise: Callable[[], Steps]
@@ -130,6 +131,19 @@ class SharedHost:
         if self._room.size < nbytes:
             self._room = np.empty(nbytes, np.uint8)
         return self._room
+
+    def reads(self, address: int) -> bool:
+        """Return whether the kernel copies what is at an address of this process.
+
+        Memory of devices, or that is secret, it does not, not even for the process itself.
+        """
+        if not self.reaches_all:
+            return True  # nobody will try
+        try:
+            self.kernel.read(os.getpid(), address_of(self._seen), address, 1)
+        except OSError:
+            return False
+        return True
 
     def remember(self, key: object, work: object) -> None:
         """Keep what is bound to memory for the next call on the same memory."""
@@ -221,7 +235,7 @@ class SharedHost:
         """Return whether the kernel reads and writes memory of all peers."""
         if not _memory.available():
             return False
-        seen = np.zeros(1, np.int64)
+        seen = self._seen
         try:
             for peer, pid in enumerate(pids):
                 if peer == self.rank:

@@ -116,11 +116,16 @@ class Transport(Protocol):
         Completing a receive whose message has another length raises `MismatchError`.
         """
 
-    def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
+    def native(
+        self, collective: str, dtype: DType, op: Op | None, count: int, *, in_turn: bool = False
+    ) -> Native | None:
         """Return the library's own `collective` if it is right for such calls.
 
         `count` is the number of elements of the smaller side: the whole of all_reduce, reduce and
         broadcast, a rank's part of the others. The answer is the same on all ranks.
+
+        All ranks start what this returns in the same order; those that are `in_turn` have an order
+        of their own, in which nothing else counts.
         """
 
     def explain(self, error: BaseException) -> BaseException:

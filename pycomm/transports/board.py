@@ -22,6 +22,7 @@ __all__ = ["Board"]
 _WORDS = 16  # of a number with its moment, and of a record: processors fetch two lines at a time
 _LINE = 8 * _WORDS
 _LOOK_EVERY = 0.25  # seconds between looks whether peers live
+_DYING = 0.3  # seconds
 _LATE = 1_000_000_000  # nanoseconds after which who has arrived may have died meanwhile
 _ORDERED = platform.machine() in ("x86_64", "AMD64")
 
@@ -176,12 +177,28 @@ class Board:
 
     def _alive(self, peers: Sequence[int]) -> None:
         """Raise `PeerError` if one of `peers` is dead."""
-        dead = [peer for peer in peers if start_time(self.pids[peer]) != self.starts[peer]]
+        dead = [peer for peer in peers if self._dead(peer)]
         if dead:
             ranks = tuple(self._ranks[peer] for peer in dead)
             error = PeerError(f"the process of rank {', '.join(map(str, ranks))} has ended")
             error.peers = ranks
             raise error
+
+    def _dead(self, peer: int) -> bool:
+        try:
+            return start_time(self.pids[peer]) != self.starts[peer]
+        except OSError:
+            return False  # unknown is not dead
+
+    def check_dying(self) -> None:
+        """Raise `PeerError` if a process of any rank has ended, or does so within a moment.
+
+        A process that is killed gives up its memory before it counts as dead.
+        """
+        moment = time.monotonic() + _DYING
+        while time.monotonic() < moment:
+            self.check()
+            time.sleep(0.002)
 
     def check(self) -> None:
         """Raise `PeerError` if a process of any rank has ended."""

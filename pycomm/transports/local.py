@@ -217,6 +217,8 @@ class LocalTransport:
         dtype: DType,  # noqa: ARG002
         op: Op | None,  # noqa: ARG002
         count: int,  # noqa: ARG002
+        *,
+        in_turn: bool = False,  # noqa: ARG002
     ) -> Native | None:
         """Return None: there is no library underneath."""
         return None

@@ -8,40 +8,30 @@ and the user's messages, so that none of them can match another's.
 import faulthandler
 import os
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from pycomm.buffers import Buffer
-from pycomm.dtypes import DType, Kind, Op, ReduceOp
+from pycomm.dtypes import DType, Op
 from pycomm.errors import MismatchError, MPIError
 from pycomm.fabric import has_fabric
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import MESSAGE_LIMIT, Array, Native, Pending
-from pycomm.transports.requests import NoteRequest, PreparedRound, Round, Staged, Test, pieces
+from pycomm.transports.natives import Natives
+from pycomm.transports.requests import NoteRequest, PreparedRound, Round, pieces
 
 __all__ = ["MPI", "Creation", "MPITransport", "library", "shut_down"]
 
-_INT_MAX = 2**31 - 1
 _NOTE_TAG = 0
 _FIRST_USER_TAG = 8
 _NOTE_LIMIT = 1024  # bytes
 _YIELD_EVERY = 16
-_FRESH = 32 << 10  # bytes up to which a new copy is cheaper than one in memory of a pool
 # Over TCP a message that is announced before it is sent waits for its announcement to be answered,
 # and that answer waits behind whatever is on its way. Messages up to Open MPI's limit (64 KiB with
 # their headers) are sent at once: between hosts long ones go as many of these, which fills 1 Gbit/s
 # to 96 to 99% in both directions where announced messages of 256 KiB reached 70 to 90%.
 _AT_ONCE = 60 << 10
 _PATIENCE = 1000  # spins after which a wait yields even where every rank has a core
-
-_OPS: dict[ReduceOp, Any] = {
-    ReduceOp.SUM: MPI.SUM,
-    ReduceOp.PROD: MPI.PROD,
-    ReduceOp.MIN: MPI.MIN,
-    ReduceOp.MAX: MPI.MAX,
-}
 
 # Whether a communicator of this process was given up with messages in flight.
 _unclean = False
@@ -94,7 +84,6 @@ class MPITransport:
         self._rounds = rounds
         self._messages = messages
         self.crowded = crowded
-        self._pool = ScratchPool()
         self.bytes_sent = 0
         self._open: set[object] = set()  # rounds that are not complete
         self._statuses: dict[int, list[MPI.Status]] = {}
@@ -107,15 +96,10 @@ class MPITransport:
         self.shares_memory = True  # if the system lets them: they find out together
         self.library = library().split(",")[0]
         self.tag_limit = int(messages.Get_attr(MPI.TAG_UB) or 32767) - _FIRST_USER_TAG
-        # Each returns the Test of its request. The caller holds x and out until that is true.
-        self._natives: dict[str, Callable[..., Test]] = {
-            "all_gather": self._all_gather,
-            "all_to_all": self._all_to_all,
-            "broadcast": self._broadcast,
-            "gather": self._gather,
-            "scatter": self._scatter,
-            "barrier": lambda *_: rounds.Ibarrier().Test,
-        }
+        # Collectives of one MPI communicator must start in the same order on all ranks. Collectives
+        # and messages never match each other, so those that wait for their turn take the other one.
+        pool = ScratchPool()
+        self._natives, self._natives_in_turn = Natives(rounds, pool), Natives(messages, pool)
 
     @classmethod
     def create(cls, comm: MPI.Intracomm) -> Creation:
@@ -204,85 +188,12 @@ class MPITransport:
             requests.append(send([part, octet], peer, tag))
         return started
 
-    def native(self, collective: str, dtype: DType, op: Op | None, count: int) -> Native | None:
-        """Return MPI's own non-blocking collective where it is right and fast.
-
-        Moving bytes is right for every dtype. Reducing is left to pycomm where MPI has no datatype
-        or a slow one, and for min and max of floats: MPI may lose a NaN, and differently on each
-        rank.
-        """
-        if count * dtype.itemsize > _INT_MAX:
-            return None  # MPI's counts are C ints
-        if op is None:
-            return self._natives[collective]
-        return self._native_reduction(collective, dtype, op, count)
-
-    def _native_reduction(self, collective: str, dtype: DType, op: Op, count: int) -> Native | None:
-        if dtype.mpi is None or not isinstance(op, ReduceOp) or op not in _OPS:
-            return None
-        if dtype.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
-            return None
-        datatype, operation, comm = getattr(MPI, dtype.mpi), _OPS[op], self._rounds
-        stage, short = self._stage, count * dtype.itemsize <= _FRESH
-        if collective == "all_reduce":
-
-            def all_reduce(x: Buffer, out: Buffer, _: int, in_place: bool) -> Test:
-                recv = [out.array, count, datatype]
-                if not in_place:
-                    return comm.Iallreduce([x.array, count, datatype], recv, operation).Test
-                if short:
-                    x.held = x.array.copy()
-                    return comm.Iallreduce([x.held, count, datatype], recv, operation).Test
-                held = x.held = stage(x)
-                return held.until(comm.Iallreduce([held.octets, count, datatype], recv, operation))
-
-            return all_reduce
-        if collective == "reduce":
-
-            def reduce(x: Buffer, out: Buffer | None, root: int, in_place: bool) -> Test:
-                send = MPI.IN_PLACE if in_place else [x.array, count, datatype]
-                recv = None if out is None else [out.array, count, datatype]
-                return comm.Ireduce(send, recv, operation, root).Test
-
-            return reduce
-
-        def reduce_scatter(x: Buffer, out: Buffer, *_: object) -> Test:
-            recv = [out.array, count, datatype]
-            return comm.Ireduce_scatter_block([x.array, count, datatype], recv, operation).Test
-
-        return reduce_scatter
-
-    def _all_gather(self, x: Buffer, out: Buffer, _: int, in_place: bool) -> Test:
-        recv = [out.octets, x.nbytes, MPI.BYTE]
-        if not in_place:
-            return self._rounds.Iallgather([x.octets, x.nbytes, MPI.BYTE], recv).Test
-        held = x.held = self._stage(x)
-        return held.until(self._rounds.Iallgather([held.octets, x.nbytes, MPI.BYTE], recv))
-
-    def _stage(self, x: Buffer) -> "Staged":
-        """Return a copy of `x` to send from.
-
-        "In place" must be said on all ranks or none, and ranks may differ here: Open MPI then
-        returns wrong sums. So it is said on none.
-        """
-        return Staged(x, self._pool)
-
-    def _all_to_all(self, x: Buffer, out: Buffer, *_: object) -> Test:
-        part = x.nbytes // self.size
-        return self._rounds.Ialltoall([x.octets, part, MPI.BYTE], [out.octets, part, MPI.BYTE]).Test
-
-    def _broadcast(self, x: Buffer, _: Buffer, root: int, __: bool) -> Test:
-        return self._rounds.Ibcast([x.octets, x.nbytes, MPI.BYTE], root).Test
-
-    def _gather(self, x: Buffer, out: Buffer | None, root: int, in_place: bool) -> Test:
-        send = MPI.IN_PLACE if in_place else [x.octets, x.nbytes, MPI.BYTE]
-        recv = None if out is None else [out.octets, x.nbytes, MPI.BYTE]
-        return self._rounds.Igather(send, recv, root).Test
-
-    def _scatter(self, x: Buffer | None, out: Buffer, root: int, in_place: bool) -> Test:
-        send = None if x is None else [x.octets, out.nbytes, MPI.BYTE]
-        recv = MPI.IN_PLACE if in_place else [out.octets, out.nbytes, MPI.BYTE]
-        return self._rounds.Iscatter(send, recv, root).Test
+    def native(
+        self, collective: str, dtype: DType, op: Op | None, count: int, *, in_turn: bool = False
+    ) -> Native | None:
+        """Return MPI's own non-blocking collective where it is right and fast."""
+        natives = self._natives_in_turn if in_turn else self._natives
+        return natives.find(collective, dtype, op, count)
 
     def explain(self, error: BaseException) -> BaseException:
         """Return an error of MPI as pycomm's."""
@@ -370,6 +281,9 @@ def shut_down(seconds: float) -> None:
     ends with exit status 1, showing where it stood.
     """
     if _unclean and MPI.Is_initialized() and not MPI.Is_finalized():
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        try:
+            faulthandler.dump_traceback_later(seconds, exit=True)
+        except RuntimeError:  # no thread can be started: no memory is left
+            os._exit(1)
         MPI.Finalize()
         faulthandler.cancel_dump_traceback_later()

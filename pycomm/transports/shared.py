@@ -8,10 +8,13 @@ when the last process that maps it is, however that one ends, and it is not boun
 import errno
 import os
 import threading
+import time
 import weakref
 from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import count
 
 import numpy as np
 
@@ -24,6 +27,7 @@ __all__ = ["REGIONS", "Region", "Regions", "available_memory", "start_time"]
 _KEPT = 512  # regions of peers that stay mapped
 _SHORT, _SLAB = 64 << 10, 1 << 20  # bytes of arrays that share a region, and of such a region
 _ALIGNMENT = 64
+_SWEEP_EVERY = 0.1  # seconds
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 #: Number, file descriptor, length, and an offset in it.
@@ -31,11 +35,17 @@ Region = tuple[int, int, int, int]
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process was started, None if there is no such process or it is dead."""
+    """Return when a process was started, None if there is no such process or it is dead.
+
+    Raises
+    ------
+    OSError
+        If the system does not say, for want of a file descriptor, for instance.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
             fields = file.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else fields[19]
 
@@ -64,12 +74,17 @@ class Regions:
     def __init__(self) -> None:
         self._made: dict[int, tuple[int, int, int]] = {}  # address -> number, fd, bytes
         self._starts: list[int] = []  # addresses, ascending
-        self._numbers = 0
-        self._lock = threading.Lock()
-        self._slab: tuple[weakref.ref[Array], int] | None = None  # and what of it is used
+        self._numbers = count(1)
+        self.forget_slab()
+        self._swept = 0.0
         self.freed = 0
         self._opened: OrderedDict[tuple[int, str, int], tuple[Array, int, os.stat_result]]
         self._opened = OrderedDict()
+
+    def forget_slab(self) -> None:
+        """Share no region with arrays that were made before: after a fork they are the parent's."""
+        self._lock = threading.Lock()
+        self._slab: tuple[weakref.ref[Array], int] | None = None  # and what of it is used
 
     def allocate(self, nbytes: int) -> Array:
         """Return new zeros, as bytes, that peers can map; freed with the last view of them.
@@ -84,17 +99,29 @@ class Regions:
             If the system has no such memory.
         """
         if nbytes > _SHORT:
-            self.sweep()  # what peers have freed meanwhile counts as free
+            now = time.monotonic()
+            if now - self._swept > _SWEEP_EVERY:
+                self._swept = now
+                self.sweep()
             return self._region(nbytes)[:nbytes]
-        with self._lock:
+        # Whoever comes meanwhile, another thread or a signal handler in the midst of this, does not
+        # wait: it gets a region of its own.
+        if not self._lock.acquire(blocking=False):
+            return self._region(nbytes)[:nbytes]
+        try:
             slab, used = (None, 0) if self._slab is None else (self._slab[0](), self._slab[1])
             if slab is None or used + nbytes > slab.size:
                 slab, used = self._region(_SLAB), 0
             self._slab = weakref.ref(slab), used + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
             return slab[used : used + nbytes]
+        finally:
+            self._lock.release()
 
     def _region(self, nbytes: int) -> Array:
         free = available_memory()
+        if free is not None and nbytes > free:
+            self.sweep()  # what peers have freed meanwhile counts as free
+            free = available_memory()
         if free is not None and nbytes > free:
             raise MemoryError(
                 f"{nbytes} bytes of registered memory asked for, the system has {free} bytes"
@@ -118,8 +145,7 @@ class Regions:
             ) from error
         array = np.frombuffer(memory, np.uint8)
         address = address_of(array)
-        self._numbers += 1
-        self._made[address] = (self._numbers, fd, nbytes)
+        self._made[address] = (next(self._numbers), fd, nbytes)
         insort(self._starts, address)
         weakref.finalize(memory, self._free, address)
         return array
@@ -154,7 +180,8 @@ class Regions:
         key = (pid, start, number)
         found = self._opened.get(key)
         if found is not None:
-            self._opened.move_to_end(key)
+            with suppress(KeyError):  # another thread has let go of it meanwhile
+                self._opened.move_to_end(key)
             return found[0]
         handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -184,3 +211,4 @@ class Regions:
 
 #: Those of this process: memory may be used with any communicator.
 REGIONS = Regions()
+os.register_at_fork(after_in_child=REGIONS.forget_slab)

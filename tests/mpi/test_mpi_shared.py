@@ -1,5 +1,6 @@
 """Collectives in shared memory, between processes of one host."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,41 @@ def test_one_rank_without_memory_to_share(
             assert (x == sum(range(comm.size))).all()
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "native"])
+def test_a_call_that_falls_back_late_meets_no_other_one(
+    several: Communicator, algorithm: str
+) -> None:
+    """Ranks notice at different times that memory is out of reach; calls keep their partners."""
+    x, y = np.zeros(100_000, np.float32), np.zeros(100_000, np.float32)
+    for turn in range(40):
+        x[:], y[:] = (turn, 1000 + turn) if several.rank == 0 else (-1, -1)
+        work = several.broadcast(x, root=0, algorithm="registered", async_op=True)
+        if several.rank == turn % several.size:  # one rank alone goes on with it
+            end = time.monotonic() + 0.002
+            while time.monotonic() < end:
+                work.done()
+        several.broadcast(y, root=0, algorithm=algorithm)
+        work.wait()
+        assert (x == turn).all()
+        assert (y == 1000 + turn).all()
+
+
+def test_memory_that_the_kernel_does_not_copy(
+    several: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank has an array in such memory, of a device perhaps: all take another road."""
+    x = np.full(100_000, several.rank, np.float32)
+    several.all_reduce(np.ones(9), algorithm="shared")
+    host = several._engine.choices.host
+    assert host is not None
+    if several.rank == 0:
+        monkeypatch.setattr(host, "reads", lambda _: False)
+    for turn in range(3):
+        x[:] = several.rank + turn
+        several.all_reduce(x, algorithm="shared")
+        assert (x == sum(range(several.size)) + turn * several.size).all()
+
+
 def test_memory_is_given_back(several: Communicator) -> None:
     def open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -238,6 +274,8 @@ def test_what_cannot_be_registered(comm: Communicator) -> None:
         ((2, -3), "f4", ArgumentValueError),
         (2.5, "f4", ArgumentTypeError),
         ("ab", "f4", ArgumentTypeError),
+        ((0, 1 << 70), "f4", ArgumentValueError),
+        ([1] * 65, "f4", ArgumentValueError),
         (2, "U3", ArgumentTypeError),
     ):
         with pytest.raises(error):

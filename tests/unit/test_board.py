@@ -119,3 +119,29 @@ def test_fences_where_stores_are_not_ordered(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(board, "_ORDERED", False)
     test_ranks_meet_and_read_what_was_told()
     assert len(orders) == 5 * (3 + 6)
+
+
+def test_a_process_that_is_dying_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, it gives up its memory a moment before it counts as dead."""
+    one, _ = boards(2)
+    looks: list[int] = []
+
+    def dies(_: int) -> str | None:
+        looks.append(1)
+        return one.starts[1] if len(looks) < 9 else None
+
+    monkeypatch.setattr(board, "start_time", dies)
+    with pytest.raises(PeerError):
+        one.check_dying()
+    monkeypatch.setattr(board, "start_time", lambda _: one.starts[1])
+    one.check_dying()  # nobody dies
+
+
+def test_unknown_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = boards(2)
+
+    def unknown(_: int) -> str | None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(board, "start_time", unknown)
+    one.check()

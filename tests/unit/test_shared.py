@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +170,52 @@ def test_the_launcher_s_descendants_are_let_in(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [(int.from_bytes(b"Yama"), 4711, 0, 0, 0)]
     monkeypatch.setattr(_memory, "_prctl", None)
     _memory.admit(4711)
+
+
+def test_who_comes_in_the_midst_of_an_allocation_does_not_wait() -> None:
+    """A signal handler in the same thread, for instance: it gets a region of its own."""
+    regions = Regions()
+    first = regions.allocate(10)
+    with regions._lock:
+        other = regions.allocate(10)
+    again = regions.allocate(10)
+    places = [regions.find(address(one), 10) for one in (first, other, again)]
+    assert len({place[0] for place in places if place is not None}) == 2
+
+
+def test_a_forked_child_has_memory_of_its_own() -> None:
+    code = """
+import os, pycomm
+from pycomm.transports.shared import REGIONS
+before = REGIONS.allocate(10)
+REGIONS._lock.acquire()  # a thread that is not there in the child
+child = os.fork()
+if child == 0:
+    REGIONS.allocate(1000)[:] = 7
+    os._exit(0)
+REGIONS._lock.release()
+assert os.waitpid(child, 0)[1] == 0
+after = REGIONS.allocate(1000)
+assert not after.any()
+assert REGIONS.find(after.ctypes.data, 9)[0] == REGIONS.find(before.ctypes.data, 9)[0]
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_process_is_dead_only_if_the_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    started = start_time(child.pid)
+    assert started is not None
+    child.kill()
+    child.wait()
+    assert start_time(child.pid) is None
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("builtins.open", full)
+    with pytest.raises(OSError, match="open files"):
+        start_time(os.getpid())
