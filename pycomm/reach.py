@@ -18,15 +18,15 @@ from pycomm.kernels.host import Reducer, quietly
 from pycomm.sharing import SharedHost, at_address
 from pycomm.transports.base import Array
 from pycomm.transports.board import Board
-from pycomm.transports.shared import REGIONS
+from pycomm.transports.shared import REGIONS, second_level_cache
 
 __all__ = [
     "IN_SLOT", "NOT_NEEDED", "OUT_OF_REACH", "Block", "Pair", "Reached", "Where", "locate",
     "record", "run",
 ]  # fmt: skip
 
-# Bytes of a block: what all ranks have there stays in a second-level cache meanwhile.
-_BLOCK = 256 << 10
+# Bytes of a block: what a few ranks have there stays in a second-level cache meanwhile.
+_BLOCK = min(max(second_level_cache() // 8, 64 << 10), 1 << 20)
 # Bytes of what is copied in one piece: nothing of it is used again.
 _PIECE = 4 << 20
 

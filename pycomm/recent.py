@@ -4,15 +4,17 @@ import numpy as np
 
 from pycomm.buffers import address_of
 from pycomm.call import Array, Call
-from pycomm.transports.shared import REGIONS
+from pycomm.transports.shared import REGIONS, available_memory
 
 __all__ = ["Key", "Recent"]
 
 #: The collective, the identities of the arrays, and all other arguments that count.
 Key = tuple[object, ...]
 
-# Remembered calls hold their arrays, so only short ones are, and not too many bytes of them.
-_LONGEST, _MOST, _CALLS = 2 << 20, 16 << 20, 1024
+# Only short calls are worth it. They hold their arrays, with all of what these are views of: bytes
+# that are held, or this part of the memory that is available at first. A registered array holds a
+# file descriptor, too.
+_LONGEST, _MOST, _PART, _CALLS = 1 << 20, 16 << 20, 1 / 128, 256
 
 
 class Recent:
@@ -25,6 +27,7 @@ class Recent:
     def __init__(self) -> None:
         self._calls: dict[Key, tuple[Call, list[tuple[Array, object, int, bool]]]] = {}
         self._held: dict[int, int] = {}  # bytes of what is held, by identity
+        self._most = max(_MOST, int((available_memory() or 0) * _PART))
 
     def get(self, key: Key) -> Call | None:
         """Return the call that was made with these arguments."""
@@ -55,16 +58,16 @@ class Recent:
         for buffer in (call.x, call.out, call.target):
             if buffer is not None:
                 array = buffer.owner
-                if type(array) is not np.ndarray:
+                if type(array) is not np.ndarray or array.nbytes > _LONGEST:
                     return
                 arrays[id(array)] = array
                 owner = _owner(array)
                 if owner is None:
                     return
                 held[id(owner)] = owner.nbytes
-        if sum(held.values()) > _LONGEST:
+        if sum(held.values()) > self._most:
             return
-        if len(self._calls) >= _CALLS or sum((self._held | held).values()) > _MOST:
+        if len(self._calls) >= _CALLS or sum((self._held | held).values()) > self._most:
             self.clear()
         self._held |= held
         self._calls[key] = (

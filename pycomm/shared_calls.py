@@ -145,7 +145,7 @@ class SharedExecution:
 
     def describe(self) -> list[str]:
         """Return the lines that tell what is done."""
-        one_step = self._short
+        one_step = self._fits_slot and bool(self._sources)
         done = moves(*self._what, one_step=True) if one_step else self._moves
         read, written = (
             self._dtype.itemsize * sum(move.length * len(places) for move, places in pairs)
@@ -154,7 +154,11 @@ class SharedExecution:
                 [(move, move.targets) for move in done],
             )
         )
-        meetings = "one meeting, inputs in slots" if one_step else "two meetings, no messages"
+        meetings = "two meetings, no messages"
+        if one_step:
+            meetings = "one meeting, inputs in slots"
+            if not self._short:
+                meetings += "; two if an input is registered"
         return [
             f"  steps      {meetings}",
             f"  moves      this rank reads {format_bytes(read)} and writes {format_bytes(written)}",

@@ -17,7 +17,7 @@ from pycomm.buffers import address_of
 from pycomm.executor import Steps
 from pycomm.transports.base import Array, Pending, Transport
 from pycomm.transports.board import Board
-from pycomm.transports.shared import REGIONS, start_time
+from pycomm.transports.shared import REGIONS, ancestors, start_time
 
 __all__ = ["SLOT", "Attempt", "SharedHost", "at_address"]
 
@@ -25,14 +25,25 @@ __all__ = ["SLOT", "Attempt", "SharedHost", "at_address"]
 Attempt = Generator[Pending, None, bool]
 #: Bytes of a slot.
 SLOT = 64 << 10
+_READABLE = 1024  # addresses that are remembered
 _BOUND = 8  # pieces of work that are kept, bound to memory
 _TOLD = 128  # bytes that each rank tells when they first meet
+# What starts ranks on a host: Open MPI, MPICH and Intel MPI, Slurm.
+_LAUNCHERS = ("prte", "orted", "mpirun", "mpiexec", "hydra_pmi_proxy", "hydra_bstrap", "slurmstepd")
 _MAGIC = 0x70_79_63_6F_6D_6D
 
 
 def at_address(address: int, nbytes: int) -> Array:
     """Return memory of this process as bytes, without holding its owner."""
     return np.frombuffer(_memory.at(address, nbytes), np.uint8)
+
+
+def _launcher() -> int:
+    """Return the process whose descendants the ranks of this host are, as far as that shows."""
+    parents = ancestors(os.getpid())
+    # There may be shells and other wrappers in between, one for each rank.
+    known = [pid for pid, name in parents if name.startswith(_LAUNCHERS)]
+    return known[0] if known else os.getppid()
 
 
 class _Turn:
@@ -83,6 +94,7 @@ class SharedHost:
         self._room = np.empty(0, np.uint8)
         self.kernel = _memory.Reach()
         self._seen = np.zeros(1, np.int64)
+        self._readable: set[int] = set()
 
     def in_turn(
         self, body: Callable[[Board], Attempt], tag: int, otherwise: Callable[[], Steps]
@@ -137,12 +149,15 @@ class SharedHost:
 
         Memory of devices, or that is secret, it does not, not even for the process itself.
         """
-        if not self.reaches_all:
-            return True  # nobody will try
+        if address in self._readable or not self.reaches_all:
+            return True  # or nobody will try
         try:
             self.kernel.read(os.getpid(), address_of(self._seen), address, 1)
         except OSError:
             return False
+        if len(self._readable) >= _READABLE:
+            self._readable.clear()
+        self._readable.add(address)
         return True
 
     def remember(self, key: object, work: object) -> None:
@@ -162,7 +177,7 @@ class SharedHost:
 
     def _set_up(self, tag: int) -> Steps:
         """Exchange memory and try it; afterwards what is usable is known, equally on all ranks."""
-        _memory.admit(os.getppid())  # the launcher, whose descendants are the peers
+        _memory.admit(_launcher())
         probe = np.array([_MAGIC, 0], np.int64)
         told = np.zeros(_TOLD, np.uint8)
         own: tuple[Array, ...] = ()

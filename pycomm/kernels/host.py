@@ -169,8 +169,14 @@ def _reduce_pair(
     name: Any, factor: float, otherwise: Reducer, sources: Sequence[Array], out: Array
 ) -> None:
     """Add two arrays of halves in one pass over memory: in float32, rounded once."""
-    if len(sources) != 2 or not all(one.flags.aligned for one in (*sources, out)):
+    if len(sources) != 2:
         otherwise(sources, out)
+        return
+    if not all(one.flags.aligned for one in (*sources, out)):
+        # The same arithmetic for all: ranks must not differ in what overflows.
+        result = np.empty(out.size, out.dtype)
+        _reduce_pair(name, factor, otherwise, [one.copy() for one in sources], result)
+        out[:] = result
         return
     # As plain 16-bit words: NumKong takes another, slower way for arrays that name their dtype.
     a, b, result = (one.view(np.uint16) for one in (*sources, out))

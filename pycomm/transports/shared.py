@@ -15,14 +15,19 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
 from pycomm.bindings._memory import mapped
 from pycomm.buffers import address_of
 from pycomm.transports.base import Array
+from pycomm.units import parse_size
 
-__all__ = ["REGIONS", "Region", "Regions", "available_memory", "start_time"]
+__all__ = [
+    "REGIONS", "Region", "Regions", "ancestors", "available_memory", "second_level_cache",
+    "start_time",
+]  # fmt: skip
 
 _KEPT = 512  # regions of peers that stay mapped
 _SHORT, _SLAB = 64 << 10, 1 << 20  # bytes of arrays that share a region, and of such a region
@@ -32,6 +37,18 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 #: Number, file descriptor, length, and an offset in it.
 Region = tuple[int, int, int, int]
+
+
+def ancestors(pid: int) -> list[tuple[int, str]]:
+    """Return the parents of a process, nearest first, each with the name of its program."""
+    found: list[tuple[int, str]] = []
+    with suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            # Number, (name), state, parent; the name may hold anything.
+            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+            found.append((pid, before.partition("(")[2]))
+            pid = int(after.split()[1])
+    return found[1:]
 
 
 def start_time(pid: int) -> str | None:
@@ -50,16 +67,30 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def available_memory() -> int | None:
-    """Return the bytes that the system could give, None if it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) << 10
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+def available_memory(root: str = "/") -> int | None:
+    """Return the bytes that the system, or the container, could give; None if it does not say.
+
+    `root` is where the system's files are.
+    """
+    limits = []
+    with suppress(OSError, ValueError, IndexError), open(f"{root}proc/meminfo") as file:  # noqa: PTH123
+        limits += [int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")]
+    # What a container may have (cgroups, version 2); its caches of files can be given up.
+    with suppress(OSError, ValueError, KeyError):
+        group = Path(root, "sys/fs/cgroup")
+        most = int((group / "memory.max").read_text())  # "max" where there is no limit
+        used = int((group / "memory.current").read_text())
+        facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limits.append(max(0, most - used + int(facts["inactive_file"])))
+    return min(limits, default=None)
+
+
+def second_level_cache(root: str = "/") -> int:
+    """Return the bytes of a core's second-level cache; 1 MiB if the system does not say."""
+    with suppress(OSError, ValueError):
+        text = Path(root, "sys/devices/system/cpu/cpu0/cache/index2/size").read_text()
+        return parse_size(text)
+    return 1 << 20
 
 
 class Regions:
@@ -77,6 +108,7 @@ class Regions:
         self._numbers = count(1)
         self.forget_slab()
         self._swept = 0.0
+        self._total = 0  # bytes of all regions
         self.freed = 0
         self._opened: OrderedDict[tuple[int, str, int], tuple[Array, int, os.stat_result]]
         self._opened = OrderedDict()
@@ -119,13 +151,15 @@ class Regions:
 
     def _region(self, nbytes: int) -> Array:
         free = available_memory()
-        if free is not None and nbytes > free:
+        if free is not None and nbytes + self._total > free:
             self.sweep()  # what peers have freed meanwhile counts as free
-            free = available_memory()
-        if free is not None and nbytes > free:
-            raise MemoryError(
-                f"{nbytes} bytes of registered memory asked for, the system has {free} bytes"
-            )
+            promised = self._untouched()
+            free = (available_memory() or 0) - promised
+            if nbytes > free:
+                raise MemoryError(
+                    f"{nbytes} bytes of registered memory asked for, the system has {max(0, free)} "
+                    f"bytes, {promised} bytes promised to arrays that are not written yet left out"
+                )
         if not hasattr(os, "memfd_create"):
             raise OSError(errno.ENOSYS, "this system has no memory that processes can share so")
         try:
@@ -146,12 +180,21 @@ class Regions:
         array = np.frombuffer(memory, np.uint8)
         address = address_of(array)
         self._made[address] = (next(self._numbers), fd, nbytes)
+        self._total += nbytes
         insort(self._starts, address)
         weakref.finalize(memory, self._free, address)
         return array
 
+    def _untouched(self) -> int:
+        """Return the bytes of regions that have no pages yet: they will be wanted."""
+        return sum(
+            max(0, size - 512 * os.fstat(fd).st_blocks)
+            for _, fd, size in self._made.copy().values()
+        )
+
     def _free(self, address: int) -> None:
-        _, fd, _ = self._made.pop(address)
+        _, fd, size = self._made.pop(address)
+        self._total -= size
         self._starts.remove(address)
         os.close(fd)
         self.freed += 1

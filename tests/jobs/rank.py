@@ -61,6 +61,23 @@ def killed_sharing() -> None:
         comm.abort()
 
 
+def shares() -> None:
+    """A rank ends in some way while all have memory in common; the others end because of it."""
+    how = sys.argv[2]
+    with pycomm.init("mpi", timeout=DEADLINE) as comm:
+        x = comm.empty(100_000)
+        y = comm.empty(10)
+        comm.all_reduce(x, algorithm="shared")
+        comm.all_reduce(y, algorithm="shared")
+        if comm.rank == VICTIM and how == "raise":
+            raise ValueError("enough")
+        if comm.rank == VICTIM and how != "end":
+            os.kill(os.getpid(), getattr(signal, how))
+            time.sleep(DEADLINE)
+        while how != "end":
+            comm.all_reduce(x, algorithm="shared")
+
+
 def killed() -> None:
     dies("killed")
 

@@ -57,6 +57,30 @@ def test_against_numpy(
     together(check_case, data.draw(cases(several.size, shared=True)))
 
 
+@pytest.mark.parametrize("dtype", ["f2", "bfloat16", "f4", "c16"])
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_odd_addresses_on_some_ranks_change_no_bit(
+    several: Communicator, dtype: str, op: str
+) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+    if kind.kind == "c" and op == "max":
+        pytest.skip("complex numbers have no order")
+    for count in (1, 7, 1000, 40_000):
+        expected = b""
+        for odd in (0, 1):
+            raw = np.zeros(count * kind.itemsize + 1, np.uint8)
+            shift = odd * (several.rank % 2)
+            x = raw[shift : shift + count * kind.itemsize].view(kind)
+            x[:] = np.random.default_rng([count, several.rank]).standard_normal(count)
+            if kind.kind != "c":
+                x[: count // 2] = ml_dtypes.finfo(kind).max  # what overflows does so everywhere
+            several.all_reduce(x, op=op, algorithm="shared")
+            bits = several.all_gather_object(x.tobytes())
+            assert len(set(bits)) == 1
+            assert bits[0] == (expected or bits[0])
+            expected = bits[0]
+
+
 def test_auto_takes_it_for_long_arrays(several: Communicator) -> None:
     x = several.zeros((1024, 1024))
     assert (x == 0).all()

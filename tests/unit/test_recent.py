@@ -51,6 +51,7 @@ def test_what_was_put_is_found_until_its_arrays_change() -> None:
 def test_short_arrays_only_and_not_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recent, "_LONGEST", 1600)
     monkeypatch.setattr(recent, "_MOST", 4000)
+    monkeypatch.setattr(recent, "_PART", 0)
     calls = Recent()
     calls.put("long", call_on(np.zeros(201), np.zeros(1)))
     assert calls.get("long") is None
@@ -66,11 +67,15 @@ def test_short_arrays_only_and_not_too_many_bytes(monkeypatch: pytest.MonkeyPatc
     assert calls.get(1) is None  # type: ignore[arg-type]
 
 
-def test_a_view_holds_all_of_its_array() -> None:
+def test_a_view_holds_all_of_its_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = np.zeros(4 << 20)  # 32 MiB
+    for part, held in ((0, False), (1, True)):
+        monkeypatch.setattr(recent, "_PART", part)
+        calls = Recent()
+        calls.put("view", call_on(long[:4], long[4:8]))
+        assert (calls.get("view") is not None) is held
+        assert sum(calls._held.values()) == held * long.nbytes
     calls = Recent()
-    long = np.zeros(1 << 20)
-    calls.put("view", call_on(long[:4], long[4:8]))
-    assert calls.get("view") is None
     short = np.zeros(1 << 10)
     for index in range(300):
         calls.put(index, call_on(short[index : index + 1], short[index : index + 1]))  # type: ignore[arg-type]

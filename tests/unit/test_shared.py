@@ -12,7 +12,13 @@ import pytest
 import pycomm
 from pycomm.bindings import _memory
 from pycomm.transports import shared
-from pycomm.transports.shared import REGIONS, Regions, available_memory, start_time
+from pycomm.transports.shared import (
+    REGIONS,
+    Regions,
+    available_memory,
+    second_level_cache,
+    start_time,
+)
 
 
 def address(array: np.ndarray) -> int:
@@ -129,10 +135,58 @@ def test_too_little_memory_is_said_with_numbers() -> None:
     free = available_memory()
     assert free is not None
     assert free > 1 << 20
-    with pytest.raises(
-        MemoryError, match=r"\d+ bytes of registered memory .* system has \d+ bytes"
-    ):
+    said = r"\d+ bytes of registered memory .* system has \d+ bytes"
+    with pytest.raises(MemoryError, match=said):
         Regions().allocate(1 << 50)
+    # What was promised before and not written yet counts, too.
+    regions = Regions()
+    first = regions.allocate(int(0.7 * free))
+    with pytest.raises(MemoryError, match=said):
+        regions.allocate(int(0.7 * free))
+    del first
+    assert regions.allocate(int(0.7 * free)).size
+
+
+def test_a_container_may_have_less_than_the_system(tmp_path: Path) -> None:
+    root = f"{tmp_path}/"
+    assert available_memory(root) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4096 kB\n")
+    assert available_memory(root) == 4 << 20
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    assert available_memory(root) == 4 << 20
+    (group / "memory.max").write_text("2000000\n")
+    (group / "memory.current").write_text("1500000\n")
+    (group / "memory.stat").write_text("anon 1400000\ninactive_file 100000\n")
+    assert available_memory(root) == 600_000
+    (group / "memory.current").write_text("5000000\n")
+    assert available_memory(root) == 0
+
+
+def test_the_size_of_a_cache(tmp_path: Path) -> None:
+    assert second_level_cache(f"{tmp_path}/") == 1 << 20
+    place = tmp_path / "sys/devices/system/cpu/cpu0/cache/index2"
+    place.mkdir(parents=True)
+    (place / "size").write_text("512K\n")
+    assert second_level_cache(f"{tmp_path}/") == 512 << 10
+    assert second_level_cache() >= 64 << 10
+
+
+def test_the_launcher_is_found_behind_wrappers() -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "from pycomm.transports.shared import ancestors\n"
+        "print(*(f'{pid}:{name}' for pid, name in ancestors(os.getpid())))\n"
+    )
+    run = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1"; true', sys.executable, code],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found = [one.split(":", 1) for one in run.stdout.split() if ":" in one]
+    assert found[0][1] == "bash"
+    assert str(os.getpid()) in [pid for pid, _ in found]
 
 
 def test_no_descriptor_left_is_said_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
