@@ -174,9 +174,9 @@ def _reduce_pair(
         return
     if not all(one.flags.aligned for one in (*sources, out)):
         # The same arithmetic for all: ranks must not differ in what overflows.
-        result = np.empty(out.size, out.dtype)
-        _reduce_pair(name, factor, otherwise, [one.copy() for one in sources], result)
-        out[:] = result
+        aligned = np.empty_like(out)
+        _reduce_pair(name, factor, otherwise, [one.copy() for one in sources], aligned)
+        out[:] = aligned
         return
     # As plain 16-bit words: NumKong takes another, slower way for arrays that name their dtype.
     a, b, result = (one.view(np.uint16) for one in (*sources, out))
