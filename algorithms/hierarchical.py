@@ -41,6 +41,7 @@ __all__ = [
     "hierarchical_broadcast",
     "hierarchical_reduce_scatter",
     "hosts_of",
+    "rail_of",
 ]
 
 #: Ranks, or groups of them, nested equally deep everywhere.
@@ -234,6 +235,13 @@ def _is_host(groups: Groups) -> bool:
 
 
 @lru_cache(maxsize=256)
+def rail_of(rank: int, groups: Groups) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks of a rank's host, and those in its place on all hosts, of equal size."""
+    hosts = hosts_of(groups)
+    here = next(ranks for ranks in hosts if rank in ranks)
+    return here, tuple(ranks[here.index(rank)] for ranks in hosts)
+
+
 def hosts_of(groups: Groups) -> tuple[tuple[int, ...], ...]:
     """Return the hosts that nested groups consist of, in order."""
     if _is_host(groups):

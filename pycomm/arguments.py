@@ -5,12 +5,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from pycomm.algorithms.compression import Codec, ErrorFeedback, as_codec
+from pycomm.algorithms.compression.feedback import check_key
 from pycomm.buffers import Buffer, as_buffer, new_like, same_memory
-from pycomm.dtypes import DType, Op, as_op, check_op
+from pycomm.dtypes import DTYPES, DType, Op, ReduceOp, as_op, check_op
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
     "check_axis",
+    "codec_of",
     "new_array",
     "own_slot",
     "part_count",
@@ -36,6 +39,26 @@ def reduce_op(op: Any, x: Buffer) -> Op:
         if isinstance(op, str):
             _checked_ops[op, x.dtype] = known
         return known
+
+
+def codec_of(compression: Any, key: Any, x: Buffer, op: Op | None = None) -> Codec | None:
+    """Return the codec of a call on `x`, None if nothing is to be encoded.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If there is no such codec, if it cannot encode this, or if it needs a key.
+    """
+    codec = as_codec(compression)
+    if codec is None:
+        return None
+    if x.dtype is not DTYPES["float32"]:
+        raise ArgumentTypeError(f"compression is of float32, not of {x.dtype}")
+    if op not in (None, ReduceOp.SUM, ReduceOp.AVG):
+        raise ArgumentValueError(f"compression is for sum and avg, not for {op}")
+    if isinstance(codec, ErrorFeedback):
+        check_key(key)
+    return codec
 
 
 def rank_of(rank: Any, size: int, name: str) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pycomm.algorithms.compression import Codec, ErrorFeedback
 from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Op
 
@@ -22,7 +23,8 @@ class Call:
     holds the result; `prepare` is what to do before anything is sent, `finish` what remains once
     the data is there; `asked` is the caller's op where `op` is another one; `deterministic` asks
     for a fixed order of reduction, the communicator's setting if None; `bound` is what an execution
-    has found out about these arrays, for the next time, `choice` what runs a call that is known.
+    has found out about these arrays, for the next time, `choice` what runs a call that is known;
+    `codec` encodes what is sent, if anything does, and `key` is the caller's name for it.
     """
 
     collective: str
@@ -41,6 +43,14 @@ class Call:
     deterministic: bool | None = None
     bound: Any = None
     choice: Any = None
+    codec: Codec | None = None
+    key: Any = None
+
+    @property
+    def wire(self) -> Codec | None:
+        """The codec without its state: what is equal on all ranks."""
+        codec = self.codec
+        return codec.inner if isinstance(codec, ErrorFeedback) else codec
 
     def flat(self) -> tuple[Array | None, Array | None]:
         """Return input and output as one-dimensional views, None where this rank has none."""

@@ -5,20 +5,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from pycomm.algorithms.compression import Codec
 from pycomm.algorithms.cost import ASSUMED, Model
-from pycomm.algorithms.hierarchical import Groups, hosts_of
+from pycomm.algorithms.hierarchical import Groups, hosts_of, rail_of
 from pycomm.algorithms.registry import RESERVED, SHARED, Algorithm, algorithm_of, names, watch
-from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count
+from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count, spans
 from pycomm.algorithms.select import Table, built_in, preferences
 from pycomm.call import Call
 from pycomm.dtypes import DType, Kind, Op, ReduceOp
+from pycomm.encoded_calls import EncodedExecution, EncodedFlat, EncodedHierarchy, EncodedParts
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.executor import Execution, Steps
 from pycomm.program import Program
 from pycomm.recent import Recent
 from pycomm.scratch import ScratchPool
 from pycomm.shared_calls import SharedExecution
-from pycomm.shared_hierarchy import SharedHierarchy
+from pycomm.shared_hierarchy import PlainAcross, SharedHierarchy
 from pycomm.sharing import SharedHost
 from pycomm.transports.base import Native, Tested, Transport
 
@@ -40,7 +42,8 @@ SEGMENT = 4 << 20
 class Request(NamedTuple):
     """What a choice depends on; equal on all ranks.
 
-    `elements` are those of the smaller side, `root` -1 for collectives without one.
+    `elements` are those of the smaller side, `root` -1 for collectives without one; `codec` is what
+    encodes messages, without its state.
     """
 
     collective: str
@@ -50,6 +53,7 @@ class Request(NamedTuple):
     root: int
     algorithm: str
     deterministic: bool
+    codec: Codec | None = None
 
     def nbytes(self, size: int) -> int:
         """Return the bytes of the data."""
@@ -61,7 +65,8 @@ class Choice:
     """What a call runs, and why.
 
     `native` starts it, or else `execution` does, whose schedule `built_by` has built, or else
-    `shared` in the memory of the host, and as `instead` says where that is out of reach.
+    `shared` in the memory of the host, and as `instead` says where that is out of reach, or else
+    `encoded`.
     """
 
     algorithm: str
@@ -71,6 +76,7 @@ class Choice:
     built_by: Algorithm | None = None
     shared: SharedExecution | SharedHierarchy | None = None
     instead: "Choice | None" = None
+    encoded: EncodedExecution | None = None
 
     def steps(self, call: Call, tags: range) -> Steps:
         """Return the steps of one call that has these tags for itself."""
@@ -79,6 +85,8 @@ class Choice:
             return self.shared.steps(call, tags, partial(self.instead.steps, call, tags))
         if self.execution is not None:
             return self.execution.steps(*call.flat(), tags)
+        if self.encoded is not None:
+            return self.encoded.steps(call, tags)
         assert self.native is not None
         return _started(self.native, call)
 
@@ -120,6 +128,8 @@ class Choices:
         What ``"auto"`` means instead, by collective, under "" for all.
     segment : int
         Bytes that a segment of a chunk may have.
+    saturated : int
+        How many values were too large for a codec so far.
     """
 
     def __init__(self, transport: Transport, pool: ScratchPool) -> None:
@@ -135,6 +145,7 @@ class Choices:
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
         self.segment = SEGMENT
+        self.saturated = 0
         self.host: SharedHost | None = None
         ranks = {len(host) for host in hosts_of(self.groups)}
         if transport.shares_memory and len(ranks) == 1 and ranks != {1}:
@@ -176,6 +187,9 @@ class Choices:
         """
         if not isinstance(request.algorithm, str):
             raise ArgumentTypeError(f"algorithm is a name, not {request.algorithm!r}")
+        if request.codec is not None and request.elements and self._transport.size > 1:
+            encoded = self.known[request] = self._encoded(request, request.codec)
+            return encoded
         wanted, why = self._wanted(request)
         choice = None
         for name in wanted:
@@ -274,15 +288,57 @@ class Choices:
             return choice
         # In the memory of each host, where all hosts are alike.
         plain = self.hosts > 1 and self.bandwidths is None and op is not _AVG
-        long = request.nbytes(self._transport.size) >= _MEETINGS_FROM
-        if not plain or not long or self.host is None or self.host.usable is False:
+        if not plain or not self._pays_to_meet(request):
             return choice
+        assert self.host is not None
         assert op is not None
-        inside = SharedHierarchy(
-            self.host, self._transport, self._pool, self.groups, dtype, op, count,
-            built_by.segment_of(self.segment, self.hosts),
-        )  # fmt: skip
+        transport, segment = self._transport, built_by.segment_of(self.segment, self.hosts)
+        here, rail = rail_of(transport.rank, self.groups)
+        start, stop = spans(count, len(here))[here.index(transport.rank)]
+        across = PlainAcross(transport, self._pool, rail, dtype, op, stop - start, segment)
+        inside = SharedHierarchy(self.host, dtype, op, count, across)
         return Choice(name, why, None, None, built_by, shared=inside, instead=choice)
+
+    def _pays_to_meet(self, request: Request) -> bool:
+        """Return whether the ranks of each host can and should do their stages in memory."""
+        long = request.nbytes(self._transport.size) >= _MEETINGS_FROM
+        return long and self.host is not None and self.host.usable is not False
+
+    def _encoded(self, request: Request, codec: Codec) -> Choice:
+        """Return what runs a collective whose messages are encoded."""
+        collective, dtype, op, count = request[:4]
+        here = {len(ranks) for ranks in hosts_of(self.groups)}
+        alike = self.hosts > 1 and len(here) == 1 and here != {1}
+        seats: tuple[str, ...] = ("direct",)
+        if collective == "all_reduce" and alike:
+            seats = ("hierarchical", "direct")
+        name, why = request.algorithm, "asked for"
+        if name == "auto":
+            name, why = seats[0], f"{self.hosts} host{'s' * (self.hosts > 1)}"
+        if name not in seats:
+            raise ArgumentValueError(
+                f"algorithm {name!r} has no seat for a codec in {collective} here, "
+                f"{' and '.join(seats)} {'have' if len(seats) > 1 else 'has'} one"
+            )
+        facts = self._transport, self._pool
+        if collective != "all_reduce":
+            parts = EncodedParts(*facts, collective, codec, op, count, self.segment, self._note)
+            return Choice(name, why, None, None, encoded=parts)
+        assert op is not None
+        if name == "direct":
+            flat = EncodedFlat(*facts, codec, op, count, self.segment, self._note)
+            return Choice(name, why, None, None, encoded=flat)
+        layers = EncodedHierarchy(*facts, self.groups, codec, op, count, self.segment, self._note)
+        choice = Choice(name, why, None, None, encoded=layers)
+        if not self._pays_to_meet(request):
+            return choice
+        assert self.host is not None
+        said = f"{codec}, {op}"
+        inside = SharedHierarchy(self.host, dtype, _SUM, count, layers.across, said)
+        return Choice(name, why, None, None, shared=inside, instead=choice)
+
+    def _note(self, values: int) -> None:
+        self.saturated += values
 
     def _execution(self, request: Request, algorithm: Algorithm) -> Execution:
         transport, dtype, op = self._transport, request.dtype, request.op

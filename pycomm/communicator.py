@@ -209,6 +209,11 @@ class Communicator(Reductions, Movement, Messages, Planning):
         return self._engine.transport.bytes_sent
 
     @property
+    def saturated(self) -> int:
+        """How many finite values were too large for the codecs of this rank's calls so far."""
+        return self._engine.choices.saturated
+
+    @property
     def local_rank(self) -> int:
         """The number of this rank among the ranks of its host, in rank order; no communication."""
         return self._host_ranks.index(self._rank)

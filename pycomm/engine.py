@@ -117,7 +117,9 @@ class Engine:
     def choose(self, call: Call, algorithm: str) -> Choice:
         """Return what runs `call`."""
         fixed = self.deterministic if call.deterministic is None else call.deterministic
-        key = (call.collective, call.dtype, call.op, call.count, call.root, algorithm, fixed)
+        key = (
+            call.collective, call.dtype, call.op, call.count, call.root, algorithm, fixed, call.wire
+        )  # fmt: skip
         try:
             known = self.choices.known.get(key)
         except TypeError:  # not hashable
@@ -284,6 +286,8 @@ class Engine:
         op = call.asked or call.op
         if self.deterministic if call.deterministic is None else call.deterministic:
             algorithm += ", deterministic"
+        if call.codec is not None:
+            algorithm += f", compression {call.codec}"
         own = encode(
             (operation, call.dtype.name, str(op or ""), algorithm, choice.algorithm),
             (self.sequence, call.count, call.root),

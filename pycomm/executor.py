@@ -5,18 +5,20 @@ from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
+from pycomm.algorithms.schedule import spans
 from pycomm.dtypes import DType, Op, PremulSum
 from pycomm.kernels.host import premultiply, reduce_arrays
 from pycomm.program import BoundRound, Copy, Message, Piece, Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
 
-__all__ = ["WINDOW", "Execution", "Steps", "taking_turns"]
+__all__ = ["WINDOW", "Execution", "Steps", "segments_of", "taking_turns"]
 
 Steps = Generator[Pending, None, None]
 
 #: Segments under way at a time, each with a tag of its own.
 WINDOW = 4
+_SHORTEST = 64 << 10  # bytes of a segment, if there are so many
 
 # The four memories of a program, and the same as bytes.
 _Memories = tuple[tuple[Array, Array, Array, Array], tuple[Array, Array, Array, Array]]
@@ -178,6 +180,16 @@ class Execution:
         assert self._op is not None
         arrays = [typed[memory][start:stop] for memory, start, stop in sources]
         reduce_arrays(arrays, target, self._dtype, self._op)
+
+
+def segments_of(count: int, itemsize: int, longest: int) -> list[tuple[int, int]]:
+    """Return the pieces ``[start, stop)`` in which `count` elements go, one after the other.
+
+    At least one; so long that messages are worth it, so short that `WINDOW` of them are under way,
+    and none of more than `longest` bytes.
+    """
+    nbytes = min(longest, max(_SHORTEST, count * itemsize // WINDOW))
+    return spans(count, max(1, -(-count // max(1, nbytes // itemsize))))
 
 
 def taking_turns(segments: int, window: int, start: Callable[[int, int], Steps]) -> Steps:

@@ -7,6 +7,7 @@ import numpy as np
 
 from pycomm.arguments import (
     check_axis,
+    codec_of,
     new_array,
     own_slot,
     part_count,
@@ -33,6 +34,8 @@ class Movement(Member):
         out: Any = None,
         *,
         algorithm: str = "auto",
+        compression: Any = None,
+        key: str | int | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -45,22 +48,32 @@ class Movement(Member):
         out : array, optional
             Receives the result, ``size * x.size`` elements; a new array by default. `x` may be this
             rank's part of it.
+        compression : str or Codec, optional
+            What is sent is encoded, for instance ``"bf16"`` or `ErrorFeedback`; see the guide. For
+            float32.
+        key : str or int, optional
+            The caller's name for `x`, the same from step to step: error feedback keeps its residual
+            under it.
 
         Returns
         -------
         array or Work
             `out`.
         """
-        key = None if out is None else ("all_gather", id(x), id(out), algorithm)
-        call = self._engine.known(key)
+        known = None
+        if out is not None and compression is None:
+            known = ("all_gather", id(x), id(out), algorithm)
+        call = self._engine.known(known)
         if call is None:
             source = as_buffer(x)
             target = whole_of(source, out, self._size)
             in_place = own_slot(target, source, self._rank)
+            codec = codec_of(compression, key, source)
             call = Call(
-                "all_gather", source, target, target, source.dtype, source.count, in_place=in_place
-            )
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+                "all_gather", source, target, target, source.dtype, source.count,
+                in_place=in_place, codec=codec, key=key,
+            )  # fmt: skip
+        return self._engine.run(call, algorithm, timeout, async_op, known)
 
     def all_to_all(
         self,

@@ -134,6 +134,8 @@ class Plan:
         """Bytes that this rank sends in messages; None where the library underneath does it."""
         if self._choice.shared is not None:
             return self._choice.shared.bytes_sent
+        if self._choice.encoded is not None:
+            return self._choice.encoded.bytes_sent
         if self.schedule is None:
             return None
         return self.schedule.elements_sent(self._count) * self._call.dtype.itemsize
@@ -174,6 +176,8 @@ class Plan:
         ]
         if self._choice.shared is not None:
             lines += self._choice.shared.describe()
+        elif self._choice.encoded is not None:
+            lines += self._choice.encoded.describe(call.codec, hosts)
         elif self.schedule is None:
             lines.append("  steps      those of the library underneath")
         else:

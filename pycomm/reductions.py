@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pycomm.arguments import new_array, own_slot, part_of, rank_of, reduce_op, same_shape
+from pycomm.arguments import codec_of, new_array, own_slot, part_of, rank_of, reduce_op, same_shape
 from pycomm.buffers import Buffer, as_buffer
 from pycomm.call import Call
 from pycomm.dtypes import Kind, Op, PremulSum, ReduceOp
@@ -45,6 +45,8 @@ class Reductions(Member):
         *,
         op: Any = "sum",
         algorithm: str = "auto",
+        compression: Any = None,
+        key: str | int | None = None,
         deterministic: bool | None = None,
         timeout: float | None = None,
         async_op: bool = False,
@@ -61,28 +63,37 @@ class Reductions(Member):
             ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"avg"`` or `pycomm.premul_sum`. Integer
             sums wrap; integer averages round toward zero; halves accumulate in float32 and round
             once; min and max return NaN where any rank has NaN.
+        compression : str or Codec, optional
+            What is sent is encoded, for instance ``"bf16"`` or `ErrorFeedback`; see the guide. For
+            float32 and the operations sum and avg.
+        key : str or int, optional
+            The caller's name for `x`, the same from step to step: error feedback keeps its residual
+            under it.
 
         Returns
         -------
         array or Work
             `out`, or `x` in place.
         """
-        key = ("all_reduce", id(x), id(out), op, algorithm, deterministic)
-        call = self._engine.known(key)
+        known = None
+        if compression is None:
+            known = ("all_reduce", id(x), id(out), op, algorithm, deterministic)
+        call = self._engine.known(known)
         if call is None:
             source = as_buffer(x, out is None)
             target, in_place = same_shape(source, out)
             asked = op = reduce_op(op, source)
+            codec = codec_of(compression, key, source, op)
             prepare = finish = None
-            if op is not _SUM:
+            if op is not _SUM and codec is None:
                 op, prepare, finish = _around_sum(op, source, target, target, self._size)
                 if prepare is not None:
                     source, in_place = target, True
             call = Call(
                 "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
-                prepare, finish, "", asked, deterministic,
+                prepare, finish, "", asked, deterministic, codec=codec, key=key,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+        return self._engine.run(call, algorithm, timeout, async_op, known)
 
     def reduce(
         self,
@@ -115,8 +126,8 @@ class Reductions(Member):
             The result on `root`, None elsewhere, where `x` is left as it is.
         """
         root = rank_of(root, self._size, "root")
-        key = ("reduce", id(x), id(out), op, root, algorithm, deterministic)
-        call = self._engine.known(key)
+        known = ("reduce", id(x), id(out), op, root, algorithm, deterministic)
+        call = self._engine.known(known)
         if call is None:
             at_root = self._rank == root
             source = as_buffer(x, writable=at_root and out is None)
@@ -137,7 +148,7 @@ class Reductions(Member):
                 "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
                 prepare, finish, "", asked, deterministic,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+        return self._engine.run(call, algorithm, timeout, async_op, known)
 
     def reduce_scatter(
         self,
@@ -146,6 +157,8 @@ class Reductions(Member):
         *,
         op: Any = "sum",
         algorithm: str = "auto",
+        compression: Any = None,
+        key: str | int | None = None,
         deterministic: bool | None = None,
         timeout: float | None = None,
         async_op: bool = False,
@@ -162,18 +175,18 @@ class Reductions(Member):
             be this rank's part of `x` itself.
         op : str, ReduceOp or PremulSum
             As in `all_reduce`.
+        compression, key
+            As in `all_reduce`.
 
         Returns
         -------
         array or Work
             `out`.
         """
-        key = (
-            None
-            if out is None
-            else ("reduce_scatter", id(x), id(out), op, algorithm, deterministic)
-        )
-        call = self._engine.known(key)
+        known = None
+        if out is not None and compression is None:
+            known = ("reduce_scatter", id(x), id(out), op, algorithm, deterministic)
+        call = self._engine.known(known)
         if call is None:
             source = as_buffer(x)
             asked = op = reduce_op(op, source)
@@ -182,7 +195,10 @@ class Reductions(Member):
             inside = own_slot(source, target, self._rank)
             result = new_array(target) if inside else target
             product = new_array(source) if isinstance(op, PremulSum) else None
-            op, prepare, divided = _around_sum(op, source, product, result, self._size)
+            codec = codec_of(compression, key, source, op)
+            prepare = divided = None
+            if codec is None:
+                op, prepare, divided = _around_sum(op, source, product, result, self._size)
             if product is not None:
                 source = product
 
@@ -194,6 +210,6 @@ class Reductions(Member):
 
             call = Call(
                 "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
-                prepare, finish, "", asked, deterministic,
+                prepare, finish, "", asked, deterministic, codec=codec, key=key,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+        return self._engine.run(call, algorithm, timeout, async_op, known)

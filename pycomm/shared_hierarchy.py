@@ -10,27 +10,91 @@ under way, so that the network works while memory is read and written.
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from pycomm.algorithms.compose import within
-from pycomm.algorithms.hierarchical import Groups, hosts_of
 from pycomm.algorithms.one_sided import OUT, Move, Place, X
 from pycomm.algorithms.ring import ring_all_reduce
-from pycomm.algorithms.schedule import Schedule, chunk_sizes, spans
+from pycomm.algorithms.schedule import Schedule, spans
 from pycomm.call import Call
 from pycomm.dtypes import DType, Op
-from pycomm.executor import WINDOW, Execution, Steps, taking_turns
+from pycomm.executor import WINDOW, Execution, Steps, segments_of, taking_turns
 from pycomm.kernels.host import reducer
 from pycomm.program import Program
 from pycomm.reach import Pair, Reached, locate, record, run
 from pycomm.scratch import ScratchPool
 from pycomm.sharing import Attempt, SharedHost
-from pycomm.transports.base import Transport
+from pycomm.transports.base import Array, Transport
 from pycomm.transports.board import Board
 from pycomm.units import format_bytes
 
-__all__ = ["SharedHierarchy"]
+__all__ = ["Across", "PlainAcross", "SharedHierarchy"]
 
-_SHORTEST = 64 << 10  # bytes of a segment, if the slice is not shorter
+
+class Across(Protocol):
+    """What all_reduces one slice between hosts."""
+
+    #: Rounds of messages of each segment.
+    rounds: int
+    #: The pieces ``[start, stop)`` of the slice that go one after the other.
+    segments: list[tuple[int, int]]
+    #: Bytes that this rank sends.
+    bytes_sent: int
+
+    def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:
+        """Return what starts a segment of a call: ``start(segment, source, target, tag)``."""
+
+
+class PlainAcross:
+    """A ring between the ranks that carry the same slice.
+
+    Parameters
+    ----------
+    transport, pool
+        The road, and where scratch comes from.
+    rail : tuple of int
+        The ranks.
+    dtype, op, count
+        What is reduced.
+    segment : int
+        Bytes that a segment may have.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        pool: ScratchPool,
+        rail: tuple[int, ...],
+        dtype: DType,
+        op: Op,
+        count: int,
+        segment: int,
+    ) -> None:
+        rank, size = transport.rank, transport.size
+        seat = ring_all_reduce(rail.index(rank), len(rail))
+        chunks = [(chunk,) for chunk in range(seat.chunks)]
+        rounds = within(seat.rounds, rail, chunks)
+        schedule = Schedule("all_reduce", rank, size, seat.chunks, rounds)
+        self.rounds = schedule.steps
+        self.segments = segments_of(count, dtype.itemsize, segment)
+        self._executions = {
+            length: Execution(
+                Program(schedule, length, dtype.itemsize, length * dtype.itemsize or 1),
+                transport, pool, dtype, op,
+            )
+            for length in {stop - start for start, stop in self.segments}
+        }  # fmt: skip
+        self.bytes_sent = dtype.itemsize * sum(
+            schedule.elements_sent(stop - start) for start, stop in self.segments
+        )
+
+    def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:  # noqa: ARG002
+        """Return what starts a segment, of whatever call."""
+
+        def start(_: int, source: Array, target: Array, tag: int) -> Steps:
+            return self._executions[source.size].steps(source, target, (tag,) * WINDOW)
+
+        return start
 
 
 class SharedHierarchy:
@@ -40,61 +104,30 @@ class SharedHierarchy:
     ----------
     host : SharedHost
         The ranks of this host.
-    transport : Transport
-        The road to the others.
-    pool : ScratchPool
-        Where scratch comes from.
-    groups : tuple of tuple of int
-        The ranks, host by host.
     dtype, op, count
-        What is reduced.
-    segment : int
-        Bytes that a segment of a slice may have.
+        What is reduced; `op` is that inside the host.
+    across : Across
+        What all_reduces the slice of this rank between hosts.
+    said : str
+        What distinguishes the call from others, beside these.
     """
 
     def __init__(
-        self,
-        host: SharedHost,
-        transport: Transport,
-        pool: ScratchPool,
-        groups: Groups,
-        dtype: DType,
-        op: Op,
-        count: int,
-        segment: int,
+        self, host: SharedHost, dtype: DType, op: Op, count: int, across: Across, said: str = ""
     ) -> None:
         self._host, self._dtype, self._reduce = host, dtype, reducer(dtype, op)
-        self._code = zlib.crc32(repr(("hierarchical", dtype.name, str(op), count)).encode())
-        rank, size = transport.rank, transport.size
-        start, stop = spans(count, host.size)[host.rank]
-        rail = tuple(ranks[host.rank] for ranks in hosts_of(groups))
-        seat = ring_all_reduce(rail.index(rank), len(rail))
-        chunks = [(chunk,) for chunk in range(seat.chunks)]
-        rounds = within(seat.rounds, rail, chunks)
-        self.schedule = Schedule("all_reduce", rank, size, seat.chunks, rounds)
-        nbytes = (stop - start) * dtype.itemsize
-        longest = max(1, min(segment, max(_SHORTEST, nbytes // WINDOW)) // dtype.itemsize)
-        lengths = chunk_sizes(stop - start, max(1, -(-(stop - start) // longest)))
-        executions = {
-            length: Execution(
-                Program(self.schedule, length, dtype.itemsize, length * dtype.itemsize or 1),
-                transport, pool, dtype, op,
-            )
-            for length in set(lengths)
-        }  # fmt: skip
-        self._segments: list[tuple[int, int, Execution]] = []
-        for length in lengths:
-            self._segments.append((start, start + length, executions[length]))
-            start += length
+        self._code = zlib.crc32(repr(("hierarchical", dtype.name, str(op), count, said)).encode())
+        self._start, _ = spans(count, host.size)[host.rank]
+        self._across = across
         #: Bytes that this rank sends, all of them to other hosts.
-        self.bytes_sent = dtype.itemsize * sum(map(self.schedule.elements_sent, lengths))
-        self.segments = len(lengths)
+        self.bytes_sent = across.bytes_sent
+        self.segments = len(across.segments)
 
     def describe(self) -> list[str]:
         """Return the lines that tell what is done."""
         cut = f", each in {self.segments} segments" if self.segments > 1 else ""
         return [
-            f"  steps      two meetings inside the host; {self.schedule.steps} across{cut}",
+            f"  steps      two meetings inside the host; {self._across.rounds} across{cut}",
             f"  sends      {format_bytes(self.bytes_sent)} from this rank, all to other hosts",
         ]
 
@@ -117,25 +150,31 @@ class SharedHierarchy:
         yield board.arrive(record(self._code, locate(self._host, x), locate(self._host, out)))
         board.compare(self._code)
         reached = Reached(self._host, self._dtype, board.records(), slots)
+        across = self._across.bind(call)
 
         def start(segment: int, slot: int) -> Steps:
-            return self._segment(reached, (x, out), self._segments[segment], tags[slot])
+            return self._segment(reached, (x, out), across, segment, tags[slot])
 
         yield from taking_turns(self.segments, WINDOW, start)
         yield board.arrive()
         return True
 
     def _segment(
-        self, reached: Reached, arrays: Pair, segment: tuple[int, int, Execution], tag: int
+        self,
+        reached: Reached,
+        arrays: Pair,
+        across: Callable[[int, Array, Array, int], Steps],
+        segment: int,
+        tag: int,
     ) -> Steps:
-        start, stop, execution = segment
+        start, stop = (self._start + place for place in self._across.segments[segment])
         host, out = self._host, arrays[OUT]
         assert out is not None
         own = Place(host.rank, OUT, start)
         sources = tuple(Place(rank, X, start) for rank in range(host.size))
         self._move(reached, arrays, Move(sources, (own,), stop - start), reduces=True)
         part = out[start:stop]
-        yield from execution.steps(part, part, (tag,) * WINDOW)
+        yield from across(segment, part, part, tag)
         others = (host.rank + step for step in range(1, host.size))
         targets = tuple(Place(rank % host.size, OUT, start) for rank in others)
         self._move(reached, arrays, Move((own,), targets, stop - start), reduces=False)

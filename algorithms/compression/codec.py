@@ -91,6 +91,8 @@ def as_codec(compression: Any) -> Codec | None:
         raise ArgumentTypeError(
             f"compression is a name, such as 'bf16', or a codec, not {compression!r}"
         )
+    if type(compression).__hash__ is None:
+        raise ArgumentTypeError(f"a codec is frozen, so that it can be hashed: {compression!r}")
     return compression
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pycomm.algorithms.compression.cast import Cast
 from pycomm.algorithms.compression.codec import (
     Array,
     Codec,
@@ -16,7 +17,7 @@ from pycomm.algorithms.compression.codec import (
 )
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["ErrorFeedback", "Key"]
+__all__ = ["ErrorFeedback", "Key", "check_key"]
 
 _log = logging.getLogger("pycomm")
 
@@ -69,12 +70,12 @@ class ErrorFeedback:
 
     def compensate(self, source: Array, target: Array, residual: Array) -> int:
         """Encode ``source + residual``, and leave in `residual` what the encoding took away."""
-        fused = getattr(self.inner, "compensate", None)
-        if fused is not None:
-            saturated, dropped = fused(source, target, residual)
+        saturated: int
+        if isinstance(self.inner, Cast):
+            saturated, dropped = self.inner.compensate(source, target, residual)
         else:
             np.add(source, residual, out=residual)
-            saturated = self.inner.encode(residual, target)
+            saturated = int(self.inner.encode(residual, target) or 0)
             decoded = np.empty_like(residual)
             self.inner.decode(target, decoded)
             with np.errstate(all="ignore"):
@@ -84,7 +85,7 @@ class ErrorFeedback:
             dropped = int(np.count_nonzero(wrong))
         self.saturated += saturated
         self.dropped += dropped
-        return int(saturated)
+        return saturated
 
     def decode(self, source: Array, target: Array) -> None:
         """Write encoded values as float32."""

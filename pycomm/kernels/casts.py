@@ -91,7 +91,7 @@ def narrow(
     """
     if not source.size:
         return 0, False
-    if target.flags.aligned:
+    if target.flags.aligned and source.flags.aligned:
         name: Any = form.numpy.name.removesuffix("fn")
         numkong.astype(source, name, out=target)
         # As integers the codes of too large values are the highest, of either sign.
@@ -109,7 +109,8 @@ def narrow(
 
 def widen(source: Array, target: Array, form: Format) -> None:
     """Write narrow floats as float32, which holds them all."""
-    if form.name != "bf16" and source.flags.aligned and source.size:
+    aligned = source.flags.aligned and target.flags.aligned
+    if form.name != "bf16" and aligned and source.size:
         numkong.astype(source, "float32", out=target)
     else:
         np.copyto(target, source)  # widening bfloat16 is a shift, which NumPy does twice as fast

@@ -1,0 +1,260 @@
+"""Collectives with encoded messages, ready to run: all_reduce, reduce_scatter and all_gather.
+
+Across hosts with equally many ranks only the hop between hosts is encoded: the ranks of a host add
+up their values first and hand on the result as it is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pycomm.algorithms.compression import Codec
+from pycomm.algorithms.hierarchical import Groups, rail_of
+from pycomm.algorithms.schedule import spans
+from pycomm.call import Call
+from pycomm.dtypes import Op, ReduceOp
+from pycomm.encoded import EncodedSum, Encoder, Note, cut
+from pycomm.executor import WINDOW, Steps, segments_of, taking_turns
+from pycomm.kernels.host import quietly
+from pycomm.scratch import ScratchPool
+from pycomm.transports.base import Array, Transport
+from pycomm.units import format_bytes
+
+__all__ = ["EncodedExecution", "EncodedFlat", "EncodedHierarchy", "EncodedParts"]
+
+_ITEM = 4  # bytes of a float32
+
+
+class EncodedExecution:
+    """What all of them have in common.
+
+    Attributes
+    ----------
+    bytes_sent : int
+        Bytes that this rank sends in one call.
+    plain_bytes : int
+        What that would be without a codec.
+    segments : int
+        Into how many segments the data is cut.
+    rounds : int
+        Rounds of messages of a segment.
+    """
+
+    bytes_sent: int
+    plain_bytes: int
+    segments: int
+    rounds: int
+
+    def describe(self, codec: object, hosts: int) -> list[str]:
+        """Return the lines that tell what is done."""
+        cut_in = f", each in {self.segments} segments" if self.segments > 1 else ""
+        sent, plain = format_bytes(self.bytes_sent), format_bytes(self.plain_bytes)
+        lines = [
+            f"  steps      {self.rounds}{cut_in}",
+            f"  sends      {sent} from this rank instead of {plain}, as {codec}",
+        ]
+        if hosts == 1:
+            lines.append("  note       inside one host this is slower than without compression")
+        return lines
+
+    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
+        """Return the steps of one call; `tags` are `WINDOW` tags for it alone."""
+        raise NotImplementedError
+
+
+class EncodedFlat(EncodedExecution):
+    """All_reduce among all ranks, each of which may be anywhere."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        pool: ScratchPool,
+        codec: Codec,
+        op: Op,
+        count: int,
+        segment: int,
+        note: Note,
+    ) -> None:
+        ranks = tuple(range(transport.size))
+        self._sum = EncodedSum(transport, pool, ranks, codec, op, count, 1, segment, note)
+        self.segments, self.rounds = len(self._sum.segments), self._sum.rounds
+        self.bytes_sent, self.plain_bytes = self._sum.bytes_sent, self._sum.plain_bytes
+
+    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
+        """Return the steps of one call."""
+        x, out = call.flat()
+        assert x is not None
+        assert out is not None
+        start = self._sum.bind(call)
+
+        def one(segment: int, slot: int) -> Steps:
+            piece = slice(*self._sum.segments[segment])
+            return start(segment, x[piece], out[piece], tags[slot])
+
+        yield from taking_turns(self.segments, WINDOW, one)
+
+
+class EncodedHierarchy(EncodedExecution):
+    """All_reduce over hosts with equally many ranks, encoded between the hosts only.
+
+    The ranks of a host share out the data: each adds up its slice of all of them, all_reduces it
+    with the ranks that carry the same slice elsewhere, and gives it to the others of its host.
+    """
+
+    rounds = 1 + EncodedSum.rounds + 1
+
+    def __init__(
+        self,
+        transport: Transport,
+        pool: ScratchPool,
+        groups: Groups,
+        codec: Codec,
+        op: Op,
+        count: int,
+        segment: int,
+        note: Note,
+    ) -> None:
+        self._transport, self._pool = transport, pool
+        self._here, rail = rail_of(transport.rank, groups)
+        self._local = self._here.index(transport.rank)
+        slices = spans(count, len(self._here))
+        start, stop = slices[self._local]
+        self.across = self._sum = EncodedSum(
+            transport, pool, rail, codec, op, stop - start, len(self._here), segment, note
+        )
+        # All ranks of a host have equally many segments, whose lengths may differ by one.
+        self.segments = len(segments_of(max(end - begin for begin, end in slices), _ITEM, segment))
+        assert self.segments == len(self._sum.segments)
+        self._pieces = [
+            [(begin + first, begin + last) for first, last in spans(end - begin, self.segments)]
+            for begin, end in slices
+        ]
+        inside = _ITEM * (count + (len(self._here) - 2) * (stop - start))
+        self.bytes_sent = self._sum.bytes_sent + inside
+        self.plain_bytes = self._sum.plain_bytes + inside
+
+    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
+        """Return the steps of one call."""
+        x, out = call.flat()
+        assert x is not None
+        assert out is not None
+        start = self._sum.bind(call)
+
+        def one(segment: int, slot: int) -> Steps:
+            tag = tags[slot]
+            here, local = self._here, self._local
+            pieces = [slice(*theirs[segment]) for theirs in self._pieces]
+            own = pieces[local]
+            others = [peer for peer in range(len(here)) if peer != local]
+            length = own.stop - own.start
+            block, take = cut(self._pool, _ITEM * length * len(here), len(here))
+            come = [take(_ITEM * length) for _ in here]
+            post = self._transport.post
+            yield post(
+                [(here[peer], x[pieces[peer]].view(np.uint8)) for peer in others],
+                [(here[peer], come[peer]) for peer in others],
+                tag,
+            )
+            contributions = [
+                x[own] if peer == local else come[peer].view(np.float32)
+                for peer in range(len(here))
+            ]
+            total = contributions[0]
+            if len(here) > 1:
+                total = come[local].view(np.float32)
+                quietly(_add, contributions, total)
+            yield from start(segment, total, out[own], tag)
+            yield post(
+                [(here[peer], out[own].view(np.uint8)) for peer in others],
+                [(here[peer], out[pieces[peer]].view(np.uint8)) for peer in others],
+                tag,
+            )
+            self._pool.give(block)
+
+        yield from taking_turns(self.segments, WINDOW, one)
+
+
+def _add(contributions: Sequence[Array], total: Array) -> None:
+    np.add(contributions[0], contributions[1], out=total)
+    for other in contributions[2:]:
+        np.add(total, other, out=total)
+
+
+class EncodedParts(EncodedExecution):
+    """Reduce_scatter and all_gather, one encoded message from each rank to each other one.
+
+    A result of reduce_scatter is not encoded again: it stays where it is.
+    """
+
+    rounds = 1
+
+    def __init__(
+        self,
+        transport: Transport,
+        pool: ScratchPool,
+        collective: str,
+        codec: Codec,
+        op: Op | None,
+        count: int,
+        segment: int,
+        note: Note,
+    ) -> None:
+        self._transport, self._pool, self._note = transport, pool, note
+        self._count = count
+        self._reduces = op is not None
+        size, self._size_of = transport.size, codec.encoded_size
+        self._divisor = np.float32(size if op is ReduceOp.AVG else 1)
+        self._pieces = segments_of(count, _ITEM, segment)
+        self.segments = len(self._pieces)
+        encoded = sum(self._size_of(stop - start) for start, stop in self._pieces)
+        self.bytes_sent = (size - 1) * encoded
+        self.plain_bytes = (size - 1) * _ITEM * count
+        self._layout = (collective, count, str(op or ""), size)
+        self._sizes = ((size - 1) * count if self._reduces else count,)
+
+    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
+        """Return the steps of one call."""
+        x, out = call.flat()
+        assert x is not None
+        assert out is not None
+        encoder = Encoder.of(call, self._note, self._layout, self._sizes)
+        one = self._reduce if self._reduces else self._gather
+
+        def start(segment: int, slot: int) -> Steps:
+            return one(encoder, segment, x, out, tags[slot])
+
+        yield from taking_turns(self.segments, WINDOW, start)
+
+    def _reduce(self, encoder: Encoder, segment: int, x: Array, out: Array, tag: int) -> Steps:
+        rank, size, count = self._transport.rank, self._transport.size, self._count
+        first, last = self._pieces[segment]
+        nbytes = self._size_of(last - first)
+        block, take = cut(self._pool, 2 * size * nbytes + _ITEM * (last - first), 2 * size + 1)
+        gone = [take(nbytes) for _ in range(size)]
+        come = [take(nbytes) for _ in range(size)]
+        others = [peer for peer in range(size) if peer != rank]
+        for index, peer in enumerate(others):
+            part = x[peer * count + first : peer * count + last]
+            encoder.encode(part, gone[peer], 0, index * count + first)
+        yield self._transport.post(
+            [(peer, gone[peer]) for peer in others], [(peer, come[peer]) for peer in others], tag
+        )
+        own = x[rank * count + first : rank * count + last]
+        scratch = take(_ITEM * (last - first)).view(np.float32)
+        encoder.add_up(come, rank, own, out[first:last], scratch, self._divisor)
+        self._pool.give(block)
+
+    def _gather(self, encoder: Encoder, segment: int, x: Array, out: Array, tag: int) -> Steps:
+        rank, size, count = self._transport.rank, self._transport.size, self._count
+        first, last = self._pieces[segment]
+        nbytes = self._size_of(last - first)
+        block, take = cut(self._pool, size * nbytes, size)
+        codes = [take(nbytes) for _ in range(size)]
+        encoder.encode(x[first:last], codes[rank], 0, first)
+        others = [peer for peer in range(size) if peer != rank]
+        yield self._transport.post(
+            [(peer, codes[rank]) for peer in others], [(peer, codes[peer]) for peer in others], tag
+        )
+        for peer in range(size):
+            encoder.decode(codes[peer], out[peer * count + first : peer * count + last])
+        self._pool.give(block)
