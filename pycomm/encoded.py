@@ -23,8 +23,11 @@ from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Transport
 
-__all__ = ["EncodedSum", "Encoder", "Note", "cut"]
+__all__ = ["PIECES", "EncodedSum", "Encoder", "Note", "cut"]
 
+#: Segments of a call that is not longer: while one is on the wire the other one is encoded. More of
+#: them cost more than they hide (two hosts, 1 Gbit/s).
+PIECES = 2
 _ITEM = 4  # bytes of a float32
 _ALIGNMENT = 64
 
@@ -161,7 +164,7 @@ class EncodedSum:
         self._divisor = np.float32(size if average else 2 ** (size - 1).bit_length())
         after = 1.0 if average else 2.0 ** ((inputs - 1).bit_length() + (size - 1).bit_length())
         self._after = np.float32(after)
-        self.segments = segments_of(count, _ITEM, segment)
+        self.segments = segments_of(count, _ITEM, segment, PIECES)
         self._owned: list[int] = []  # where each segment's results are among all that are owned
         owned = self.bytes_sent = self.plain_bytes = 0
         for start, stop in self.segments:

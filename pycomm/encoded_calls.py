@@ -13,7 +13,7 @@ from pycomm.algorithms.hierarchical import Groups, rail_of
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
-from pycomm.encoded import EncodedSum, Encoder, Note, cut
+from pycomm.encoded import PIECES, EncodedSum, Encoder, Note, cut
 from pycomm.executor import WINDOW, Steps, segments_of, taking_turns
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
@@ -123,7 +123,9 @@ class EncodedHierarchy(EncodedExecution):
             transport, pool, rail, codec, op, stop - start, len(self._here), segment, note
         )
         # All ranks of a host have equally many segments, whose lengths may differ by one.
-        self.segments = len(segments_of(max(end - begin for begin, end in slices), _ITEM, segment))
+        self.segments = len(
+            segments_of(max(end - begin for begin, end in slices), _ITEM, segment, PIECES)
+        )
         assert self.segments == len(self._sum.segments)
         self._pieces = [
             [(begin + first, begin + last) for first, last in spans(end - begin, self.segments)]
@@ -204,7 +206,7 @@ class EncodedParts(EncodedExecution):
         self._reduces = op is not None
         size, self._size_of = transport.size, codec.encoded_size
         self._divisor = np.float32(size if op is ReduceOp.AVG else 1)
-        self._pieces = segments_of(count, _ITEM, segment)
+        self._pieces = segments_of(count, _ITEM, segment, PIECES)
         self.segments = len(self._pieces)
         encoded = sum(self._size_of(stop - start) for start, stop in self._pieces)
         self.bytes_sent = (size - 1) * encoded

@@ -182,13 +182,15 @@ class Execution:
         reduce_arrays(arrays, target, self._dtype, self._op)
 
 
-def segments_of(count: int, itemsize: int, longest: int) -> list[tuple[int, int]]:
+def segments_of(
+    count: int, itemsize: int, longest: int, pieces: int = WINDOW
+) -> list[tuple[int, int]]:
     """Return the pieces ``[start, stop)`` in which `count` elements go, one after the other.
 
-    At least one; so long that messages are worth it, so short that `WINDOW` of them are under way,
-    and none of more than `longest` bytes.
+    About so many `pieces`, fewer if their messages would be too short, more if they would have more
+    than `longest` bytes; at least one.
     """
-    nbytes = min(longest, max(_SHORTEST, count * itemsize // WINDOW))
+    nbytes = min(longest, max(_SHORTEST, count * itemsize // pieces))
     return spans(count, max(1, -(-count // max(1, nbytes // itemsize))))
 
 
