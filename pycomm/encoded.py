@@ -18,16 +18,13 @@ from pycomm.algorithms.compression import Codec, ErrorFeedback
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
-from pycomm.executor import Steps, segments_of
+from pycomm.executor import Steps
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Transport
 
-__all__ = ["PIECES", "EncodedSum", "Encoder", "Note", "cut"]
+__all__ = ["EncodedSum", "Encoder", "Note", "cut"]
 
-#: Segments of a call that is not longer: while one is on the wire the other one is encoded. More of
-#: them cost more than they hide (two hosts, 1 Gbit/s).
-PIECES = 2
 _ITEM = 4  # bytes of a float32
 _ALIGNMENT = 64
 
@@ -122,19 +119,17 @@ class EncodedSum:
         What tells the sizes.
     op : ReduceOp
         Sum or average.
-    count : int
-        How many values.
+    segments : list of tuple of int
+        The pieces ``[start, stop)`` of the values that go one after the other.
     inputs : int
         How many ranks' values have been added up in each contribution already.
-    segment : int
-        Bytes that a segment may have before it is encoded.
     note : callable
         Gets the number of values that were too large.
 
     Attributes
     ----------
     segments : list of tuple of int
-        The pieces ``[start, stop)`` that go one after the other.
+        The same.
     bytes_sent, plain_bytes : int
         Bytes that this rank sends, and those that it would send without a codec.
     """
@@ -149,9 +144,8 @@ class EncodedSum:
         ranks: tuple[int, ...],
         codec: Codec,
         op: Op,
-        count: int,
+        segments: list[tuple[int, int]],
         inputs: int,
-        segment: int,
         note: Note,
     ) -> None:
         self._transport, self._pool, self._note = transport, pool, note
@@ -164,7 +158,8 @@ class EncodedSum:
         self._divisor = np.float32(size if average else 2 ** (size - 1).bit_length())
         after = 1.0 if average else 2.0 ** ((inputs - 1).bit_length() + (size - 1).bit_length())
         self._after = np.float32(after)
-        self.segments = segments_of(count, _ITEM, segment, PIECES)
+        self.segments = segments
+        count = segments[-1][1]
         self._owned: list[int] = []  # where each segment's results are among all that are owned
         owned = self.bytes_sent = self.plain_bytes = 0
         for start, stop in self.segments:

@@ -13,7 +13,7 @@ from pycomm.algorithms.hierarchical import Groups, rail_of
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
-from pycomm.encoded import PIECES, EncodedSum, Encoder, Note, cut
+from pycomm.encoded import EncodedSum, Encoder, Note, cut
 from pycomm.executor import WINDOW, Steps, segments_of, taking_turns
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
@@ -23,6 +23,9 @@ from pycomm.units import format_bytes
 __all__ = ["EncodedExecution", "EncodedFlat", "EncodedHierarchy", "EncodedParts"]
 
 _ITEM = 4  # bytes of a float32
+# Segments of a call that is not longer: while one is on the wire the other one is encoded. More of
+# them cost more than they hide (two hosts, 1 Gbit/s).
+_PIECES = 2
 
 
 class EncodedExecution:
@@ -76,7 +79,8 @@ class EncodedFlat(EncodedExecution):
         note: Note,
     ) -> None:
         ranks = tuple(range(transport.size))
-        self._sum = EncodedSum(transport, pool, ranks, codec, op, count, 1, segment, note)
+        pieces = segments_of(count, _ITEM, segment, _PIECES)
+        self._sum = EncodedSum(transport, pool, ranks, codec, op, pieces, 1, note)
         self.segments, self.rounds = len(self._sum.segments), self._sum.rounds
         self.bytes_sent, self.plain_bytes = self._sum.bytes_sent, self._sum.plain_bytes
 
@@ -119,14 +123,13 @@ class EncodedHierarchy(EncodedExecution):
         self._local = self._here.index(transport.rank)
         slices = spans(count, len(self._here))
         start, stop = slices[self._local]
-        self.across = self._sum = EncodedSum(
-            transport, pool, rail, codec, op, stop - start, len(self._here), segment, note
-        )
-        # All ranks of a host have equally many segments, whose lengths may differ by one.
-        self.segments = len(
-            segments_of(max(end - begin for begin, end in slices), _ITEM, segment, PIECES)
-        )
-        assert self.segments == len(self._sum.segments)
+        # All ranks have equally many segments, whose lengths may differ by one.
+        longest = max(end - begin for begin, end in slices)
+        self.segments = len(segments_of(longest, _ITEM, segment, _PIECES))
+        own = spans(stop - start, self.segments)
+        self._sum = EncodedSum(transport, pool, rail, codec, op, own, len(self._here), note)
+        #: What goes on between hosts, for ranks that do the stages inside in another way.
+        self.across = self._sum
         self._pieces = [
             [(begin + first, begin + last) for first, last in spans(end - begin, self.segments)]
             for begin, end in slices
@@ -206,7 +209,7 @@ class EncodedParts(EncodedExecution):
         self._reduces = op is not None
         size, self._size_of = transport.size, codec.encoded_size
         self._divisor = np.float32(size if op is ReduceOp.AVG else 1)
-        self._pieces = segments_of(count, _ITEM, segment, PIECES)
+        self._pieces = segments_of(count, _ITEM, segment, _PIECES)
         self.segments = len(self._pieces)
         encoded = sum(self._size_of(stop - start) for start, stop in self._pieces)
         self.bytes_sent = (size - 1) * encoded
