@@ -6,6 +6,7 @@ The names in ``__all__`` are the stable surface. Importing this package loads ne
 
 from importlib.metadata import PackageNotFoundError, version
 
+from pycomm.buckets import GradientBuckets
 from pycomm.communicator import Communicator
 from pycomm.dtypes import ReduceOp, premul_sum
 from pycomm.errors import (
@@ -29,6 +30,7 @@ __all__ = [
     "CommError",
     "CommTimeoutError",
     "Communicator",
+    "GradientBuckets",
     "LibraryNotFoundError",
     "MPIError",
     "MismatchError",

@@ -5,6 +5,7 @@ import pytest
 from support.examples import load_train
 
 import pycomm
+from pycomm.algorithms.compression import ErrorFeedback
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +48,19 @@ def test_report_comes_from_rank_0_once_an_epoch(train):
     )
     assert [epoch for epoch, _ in losses] == [0, 1, 2]
     assert losses[2][1] < losses[0][1] / 2
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8_e4m3"])
+def test_with_error_feedback_training_does_not_notice(train, name):
+    """Its loss is that of float32 within 1%; the study in docs/examples measures the others."""
+
+    def run(comm):
+        losses = []
+        for compression in (None, ErrorFeedback(name)):
+            train(
+                comm, epochs=12, compression=compression, report=lambda *seen: losses.append(seen)
+            )
+        return losses
+
+    losses = pycomm.run_local(4, run)[0]
+    assert losses[-1][1] == pytest.approx(losses[11][1], rel=0.01)

@@ -1,0 +1,246 @@
+"""Many small arrays reduced in few calls, while the caller goes on computing."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycomm.algorithms.compression import ErrorFeedback, as_codec
+from pycomm.arguments import reduce_op
+from pycomm.buffers import as_buffer
+from pycomm.errors import ArgumentTypeError, ArgumentValueError
+
+if TYPE_CHECKING:
+    from pycomm.communicator import Communicator
+    from pycomm.work import Work
+
+__all__ = ["GradientBuckets"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(eq=False)
+class _Bucket:
+    """Arrays that are reduced together, one after the other in one registered array."""
+
+    flat: Array
+    names: list[str]
+    compressed: bool
+    key: str
+    missing: set[str] = field(default_factory=set)
+    work: "Work | None" = None
+
+
+class GradientBuckets:
+    """Reduces the gradients of a step in buckets, each as soon as it is full.
+
+    ::
+
+        buckets = pycomm.GradientBuckets(comm, parameters, compression=ErrorFeedback("bf16"))
+        for name, gradient in backward():
+            buckets.ready(name, gradient)
+        means = buckets.wait()
+
+    Gradients are packed into registered memory in the order of `parameters`; give them in the order
+    in which gradients become ready, the last layer first. A bucket is reduced in the background
+    once all of its gradients are ready and the buckets before it have started, so the order is the
+    same on all ranks, whatever becomes ready when. Works in flight make progress in each call of
+    `ready`.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Whose ranks. It may be used for other calls between the steps, the same on all ranks.
+    parameters : mapping of str to array
+        Name, shape and dtype of each gradient, equal on all ranks. The values do not count.
+    bucket_bytes : int
+        Bytes at which a bucket is full. Longer arrays have one to themselves.
+    op : str or ReduceOp
+        ``"avg"`` or another operation of all_reduce.
+    compression : str or Codec, optional
+        As of all_reduce. Error feedback keeps its residuals by bucket. Buckets of other types than
+        float32 are not compressed.
+    exempt : callable, optional
+        ``exempt(name, array) -> bool``: which parameters are not compressed, for instance
+        ``lambda name, x: x.ndim < 2``. They get buckets of their own.
+    timeout : float, optional
+        Deadline of each reduction in seconds; by default that of the communicator.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If these cannot be reduced so.
+    """
+
+    def __init__(
+        self,
+        comm: "Communicator",
+        parameters: Mapping[str, Any],
+        *,
+        bucket_bytes: int = 4 << 20,
+        op: Any = "avg",
+        compression: Any = None,
+        exempt: Callable[[str, Any], bool] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int):
+            raise ArgumentTypeError(f"bucket_bytes is a number of bytes, not {bucket_bytes!r}")
+        if bucket_bytes < 1:
+            raise ArgumentValueError(f"bucket_bytes={bucket_bytes} is not positive")
+        if not isinstance(parameters, Mapping):
+            raise ArgumentTypeError(
+                f"parameters map names to arrays, {type(parameters).__name__} does not"
+            )
+        self._comm, self._op, self._timeout = comm, op, timeout
+        self._compression, self._limit = as_codec(compression), bucket_bytes
+        self._kinds: dict[str, tuple[tuple[int, ...], Any, bool]] = {}
+        for name, like in parameters.items():
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"the name of a parameter is a string, not {name!r}")
+            dtype = as_buffer(like).dtype
+            plain = exempt is not None and bool(exempt(name, like))
+            compressed = self._compression is not None and dtype.name == "float32" and not plain
+            self._kinds[name] = tuple(like.shape), dtype.numpy, compressed
+            reduce_op(op, as_buffer(np.empty(0, dtype.numpy)))  # raises if it cannot be
+        self._last = list(self._kinds)  # in the order in which they became ready
+        self._build(self._last)
+
+    def _build(self, order: list[str]) -> None:
+        """Form buckets of the gradients in that order."""
+        filling: dict[tuple[Any, bool], list[str]] = {}
+        full: list[list[str]] = []
+        for name in order:
+            kind = self._kinds[name][1:]
+            names = filling.setdefault(kind, [])
+            names.append(name)
+            if sum(map(self._nbytes, names)) >= self._limit:
+                full.append(filling.pop(kind))
+        self._buckets: list[_Bucket] = []
+        self._views: dict[str, Array] = {}
+        self._bucket_of: dict[str, _Bucket] = {}
+        for number, names in enumerate([*full, *filling.values()]):
+            _, dtype, compressed = self._kinds[names[0]]
+            flat = self._comm.empty(sum(map(self._count, names)), dtype)
+            key = f"bucket {number} of {names[0]}"
+            bucket = _Bucket(flat, names, compressed, key, set(names))
+            start = 0
+            for name in names:
+                stop = start + self._count(name)
+                self._views[name] = flat[start:stop].reshape(self._kinds[name][0])
+                self._bucket_of[name] = bucket
+                start = stop
+            self._buckets.append(bucket)
+        self._started = 0  # buckets, in this step
+        self._seen: list[str] = []
+
+    def _count(self, name: str) -> int:
+        return int(np.prod(self._kinds[name][0], dtype=np.int64))
+
+    def _nbytes(self, name: str) -> int:
+        return self._count(name) * int(self._kinds[name][1].itemsize)
+
+    def __getitem__(self, name: str) -> Array:
+        """Return the memory of a gradient in its bucket: write it here, and `ready` need not copy.
+
+        After `wait` it holds the result, until it is written again.
+        """
+        try:
+            return self._views[name]
+        except (KeyError, TypeError):
+            raise ArgumentValueError(f"no parameter {name!r}") from None
+
+    def ready(self, name: str, gradient: Any = None) -> None:
+        """Hand in a gradient, once in a step; start what can start, and make progress.
+
+        Parameters
+        ----------
+        name : str
+            Which one.
+        gradient : array, optional
+            Its value, copied into the bucket; None if it has been written there, see `[]`.
+
+        Raises
+        ------
+        ArgumentValueError
+            If there is no such parameter, if it has been handed in already, or if shape or dtype
+            are not those of the parameter.
+        CommError
+            If a reduction failed.
+        """
+        view = self[name]
+        bucket = self._bucket_of[name]
+        if name not in bucket.missing:
+            raise ArgumentValueError(f"{name!r} was ready before; wait() ends a step")
+        if gradient is not None:
+            array = np.asarray(gradient)
+            if array.shape != view.shape or array.dtype != view.dtype:
+                raise ArgumentValueError(
+                    f"{name!r} is {view.dtype} of shape {view.shape}, "
+                    f"not {array.dtype} of shape {array.shape}"
+                )
+            if array is not view:
+                view[...] = array
+        bucket.missing.remove(name)
+        self._seen.append(name)
+        self._start()
+        for other in self._buckets[: self._started]:
+            if other.work is not None:
+                other.work.done()
+
+    def _start(self) -> None:
+        """Start the buckets that are full, in their order, up to the first that is not."""
+        while self._started < len(self._buckets):
+            bucket = self._buckets[self._started]
+            if bucket.missing:
+                return
+            self._started += 1
+            bucket.work = self._comm.all_reduce(
+                bucket.flat, op=self._op, timeout=self._timeout, async_op=True,
+                compression=self._compression if bucket.compressed else None, key=bucket.key,
+            )  # fmt: skip
+
+    def wait(self, timeout: float | None = None) -> dict[str, Array]:
+        """End the step: wait for all buckets and return the results by name.
+
+        They are in the buckets' memory, and change when the next gradients are handed in.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for each bucket; by default what is left of its own deadline.
+
+        Raises
+        ------
+        ArgumentValueError
+            If gradients are missing; hand in zeros for a parameter that was not used.
+        CommError
+            If a reduction failed.
+        """
+        missing = [name for name, bucket in self._bucket_of.items() if name in bucket.missing]
+        if missing:
+            raise ArgumentValueError(
+                f"not ready: {', '.join(missing)}; every gradient takes part in every step"
+            )
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait(timeout)
+            bucket.work = None
+            bucket.missing = set(bucket.names)
+        self._started = 0
+        self._last, self._seen = self._seen, []
+        return dict(self._views)
+
+    def reorder(self) -> None:
+        """Form the buckets anew, in the order in which rank 0's gradients became ready last time.
+
+        Collective, between two steps. Arrays that `[]` and `wait` have returned before are of no
+        use afterwards, and error feedback starts anew.
+        """
+        if self._seen:
+            raise ArgumentValueError("reorder() is for the time between two steps: wait() first")
+        order: list[str] = self._comm.broadcast_object(self._last)
+        if isinstance(self._compression, ErrorFeedback):
+            for bucket in self._buckets:
+                self._compression.reset(bucket.key)
+        self._build(order)
