@@ -193,10 +193,14 @@ def bind(
     op: Any = None,
     root: int = 0,
     algorithm: str | None = None,
+    **encoding: Any,
 ) -> Callable[..., Any]:
-    """Return the call of `case` on `placement` as a function without required arguments."""
+    """Return the call of `case` on `placement` as a function without required arguments.
+
+    `encoding` is ``compression`` and ``key`` where messages are to be encoded.
+    """
     method = getattr(comm, case.name)
-    options = _options(case, op, root, algorithm)
+    options = _options(case, op, root, algorithm) | encoding
     if case.name == "send_recv":
         options["dest"] = (comm.rank + 1) % comm.size
         options["source"] = (comm.rank - 1) % comm.size
@@ -213,9 +217,10 @@ def planned(
     op: Any = None,
     root: int = 0,
     algorithm: str | None = None,
+    **encoding: Any,
 ) -> "Plan":
     """Return the plan of the same call; of all but send_recv."""
-    options = _options(case, op, root, algorithm)
+    options = _options(case, op, root, algorithm) | encoding
     if not case.moves:
         return comm.plan(case.name, **options)
     return comm.plan(case.name, placement.x, placement.out, **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pycomm.bench.options import Options
-from pycomm.bench.results import Header, PeerResult, Row, Side, Summary
+from pycomm.bench.results import Compression, Header, PeerResult, Row, Side, Summary
 from pycomm.bench.timing import IterationStats
 
 __all__ = ["TIME_FORMAT", "now", "open_new", "to_json", "write_csv", "write_json"]
@@ -89,6 +89,16 @@ def _peer(row: Row, peer: PeerResult) -> dict[str, Any]:
     return report
 
 
+def _compression(found: Compression) -> dict[str, Any]:
+    return {
+        "compression": found.name,
+        "error_feedback": _boolean(found.error_feedback),
+        "sent": found.sent,
+        "max_error": found.max_error,
+        "mean_error": found.mean_error,
+    }
+
+
 def _row(row: Row) -> dict[str, Any]:
     report: dict[str, Any] = {
         "size": row.size,
@@ -108,6 +118,8 @@ def _row(row: Row) -> dict[str, Any]:
         report["timestamp"] = row.timestamp
     if row.wire is not None:
         report["wire"] = asdict(row.wire)
+    if row.compression is not None:
+        report |= _compression(row.compression)
     if row.roofline is not None:
         limit: dict[str, Any] = {"bytes": row.roofline.nbytes}
         for name, _ in row.sides:
@@ -223,6 +235,9 @@ def write_csv(stream: TextIO, header: Header, rows: Sequence[Row]) -> None:
     columns += ["time_us", "algbw_gbs", "busbw_gbs", "wrong"]
     for name, _ in header.peers:
         columns += [f"{name}_time_us", f"{name}_ratio"]
+    # A run has these in all rows or in none.
+    if rows and rows[0].compression is not None:
+        columns += _compression(rows[0].compression)
     writer.writerow(columns)
     for row in rows:
         for name, side in row.sides:
@@ -237,4 +252,7 @@ def write_csv(stream: TextIO, header: Header, rows: Sequence[Row]) -> None:
                 times = row.peer_ratio(peer, name)
                 line.append("" if other is None else f"{other.seconds * 1e6:.3f}")
                 line.append("" if times is None else f"{times:.4g}")
+            if row.compression is not None:
+                told = _compression(row.compression).values()
+                line += ["" if value is None else value for value in told]
             writer.writerow(line)

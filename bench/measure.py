@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pycomm
-from pycomm.bench import roofline
+from pycomm.bench import compression, roofline
 from pycomm.bench.cases import Case, Counts, Placement, bind, bus_factor, place, planned
+from pycomm.bench.compression import Trial, Variant
 from pycomm.bench.correctness import (
     Pattern,
     expected_result,
@@ -89,7 +90,7 @@ class Setup:
 class _Entry:
     """One thing to be timed: by whom, on which side, and how many wrong elements it produced."""
 
-    owner: str | None
+    owner: str | Variant
     peer: bool
     in_place: bool
     contender: Contender
@@ -97,7 +98,7 @@ class _Entry:
 
 
 def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: int) -> list[Row]:
-    """Measure one size and return a row for each algorithm, the same on all ranks.
+    """Measure one size and return a row for each algorithm and compression, the same on all ranks.
 
     Parameters
     ----------
@@ -116,18 +117,34 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
         for in_place in ((False, True) if case.in_place else (False,))
     }
     argument = pycomm.premul_sum(premul_factor(comm.rank)) if op == "mulsum" else op
+    rows = compression.variants(
+        case, comm, sides[False], options.algorithms, options.compressions,
+        feedback=options.error_feedback, op=argument, root=root,
+    )  # fmt: skip
     entries: list[_Entry] = []
-    for algorithm in options.algorithms:
-        for in_place, placement in sides.items():
-            call = bind(case, comm, placement, op=argument, root=root, algorithm=algorithm)
-            wrong = _check(job, placement, call, dtype, op, root, counts)
+    wires, compressions = {}, {}
+    for variant in rows:
+        calls = {
+            in_place: bind(
+                case, comm, placement, op=argument, root=root, **variant.arguments(in_place)
+            )
+            for in_place, placement in sides.items()
+        }
+        for in_place, call in calls.items():
+            wrong = _check(job, variant, sides[in_place], call, dtype, op, root, counts)
             contender = _contender(options, comm, call)
-            entries.append(_Entry(algorithm, False, in_place, contender, wrong))
-    wires = {}
-    if options.verify:
-        for algorithm in options.algorithms:
-            wires[algorithm] = _wire(comm, case, sides[False], argument, root, algorithm)
-    # Reductions in place are repeated on their own results: with these they change nothing.
+            entries.append(_Entry(variant, False, in_place, contender, wrong))
+        if options.verify or options.compressed:
+            wires[variant] = _wire(comm, case, sides[False], argument, root, variant)
+        if options.compressed:
+            trial = Trial(case, op, counts, comm.rank, comm.size)
+            compressions[variant] = compression.compressed(
+                comm, trial, variant, sides[False], calls[False], wires[variant].sent
+            )
+    # Reductions in place are repeated on their own results: with these, and with nothing to be fed
+    # back, they change nothing.
+    for variant in rows:
+        variant.reset()
     for buffer in (send[: counts.send], recv[: counts.recv]):
         buffer.fill(1 if op == "prod" else 0)
     for peer in job.peers:
@@ -166,20 +183,22 @@ def measure_size(job: Setup, dtype: DType, op: str | None, root: int, nbytes: in
             type=type_name(dtype) if case.moves else "none",
             redop=op or "none",
             root=root,
-            algorithm=algorithm,
-            out_of_place=measured[False, algorithm, False],
-            in_place=measured.get((False, algorithm, True)),
+            algorithm=variant.algorithm,
+            out_of_place=measured[False, variant, False],
+            in_place=measured.get((False, variant, True)),
             peers=peers,
             iterations=options.iters,
-            wire=wires.get(algorithm),
+            wire=wires[variant] if options.verify else None,
             roofline=limit,
+            compression=compressions.get(variant),
         )
-        for algorithm in options.algorithms
+        for variant in rows
     ]
 
 
 def _check(
     job: Setup,
+    variant: Variant,
     placement: Placement,
     call: Call,
     dtype: DType,
@@ -192,6 +211,12 @@ def _check(
     if not job.options.check or not case.moves:
         return None
     comm = job.comm
+    if variant.name != "none":
+        trials = [
+            Trial(case, op, counts, comm.rank, comm.size, repeat)
+            for repeat in range(job.options.check)
+        ]
+        return compression.count_wrong(trials, variant, placement, call)
     wrong = 0
     for repeat in range(job.options.check):
         pattern = Pattern(dtype, op, comm.size, repeat)
@@ -213,12 +238,12 @@ def _wire(
     placement: Placement,
     op: Any,
     root: int,
-    algorithm: str | None,
+    variant: Variant,
 ) -> Wire:
     """Count the bytes of one call over all ranks, and what their schedules say."""
-    plan = planned(case, comm, placement, op=op, root=root, algorithm=algorithm)
+    plan = planned(case, comm, placement, op=op, root=root, **variant.arguments(False))
     before = comm.bytes_sent
-    bind(case, comm, placement, op=op, root=root, algorithm=algorithm)()
+    bind(case, comm, placement, op=op, root=root, **variant.arguments(False))()
     sent = comm.bytes_sent - before
     found = comm.all_gather_object((sent, plan.bytes_sent))
     if plan.bytes_sent is None:
@@ -265,7 +290,7 @@ def _try(job: Setup, call: Call | None) -> float | None:
 
 def _time(
     job: Setup, entries: list[_Entry], nbytes: int, factor: float
-) -> dict[tuple[bool, str | None, bool], Side]:
+) -> dict[tuple[bool, str | Variant, bool], Side]:
     """Time all entries in turn; (peer?, name, in place?) -> what was measured over all ranks."""
     options, comm = job.options, job.comm
     blocks, iterations = measure(

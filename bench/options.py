@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pycomm.bench.cases import CASES, Case, find_case
+from pycomm.bench.compression import NAMES, unfit
 from pycomm.dtypes import DTYPES, DType, as_dtype, as_op, check_op, premul_sum
 
 __all__ = ["OPS", "Options", "Stop", "parse", "parse_size", "type_name"]
@@ -67,6 +68,8 @@ class Options:
     verify: bool
     registered: bool
     roofline: bool
+    compressions: tuple[str, ...]
+    error_feedback: bool
     peers: tuple[str, ...]
     style: str
     json: str | None
@@ -74,6 +77,11 @@ class Options:
     plot: str | None
     title: str | None
     arguments: tuple[str, ...]
+
+    @property
+    def compressed(self) -> bool:
+        """Whether any compression was asked for, so that the rows tell of it."""
+        return self.compressions != ("none",)
 
     def sizes(self) -> Iterator[int]:
         """Yield the sizes in bytes; a single 0 for a collective that moves nothing."""
@@ -172,14 +180,6 @@ def _root(text: str) -> int | None:
     return None if text == "all" else int(_integer(0)(text))
 
 
-def _compression(text: str) -> str:
-    if text != "none":
-        raise argparse.ArgumentTypeError(
-            f"compression {text!r} is not available in this version of pycomm; only 'none' is"
-        )
-    return text
-
-
 def _build() -> _Parser:
     parser = _Parser(
         prog="pycomm.bench",
@@ -262,7 +262,14 @@ def _build() -> _Parser:
         action="store_true",
         help="of all_reduce: how near it is to what the machine's memory allows",
     )
-    add("--compression", type=_compression, default="none", help="only 'none' in this version")
+    add(
+        "--compression",
+        type=_names(NAMES),
+        default=("none",),
+        metavar="NAME[,NAME]",
+        help=f"what messages are encoded with: {', '.join(NAMES)} (none)",
+    )
+    add("--error-feedback", action="store_true", help="feed back what compression rounds away")
     add(
         "--compare",
         type=_names(PEERS),
@@ -356,6 +363,10 @@ def parse(argv: Sequence[str]) -> Options:
         parser.error("argument --compare: peers are measured with blocking calls; leave out -m")
     if seen.style == "osu" and seen.algorithm and len(seen.algorithm) > 1:
         parser.error("argument --format: the osu columns show one algorithm; name one")
+    combinations = _combinations(parser, case, seen.datatype, seen.op)
+    why = unfit(case, combinations, seen.compression, seen.error_feedback, seen.style)
+    if why is not None:
+        parser.error(why)
     return Options(
         case=case,
         minbytes=seen.minbytes,
@@ -366,7 +377,7 @@ def parse(argv: Sequence[str]) -> Options:
         warmup_iters=seen.warmup_iters,
         agg_iters=seen.agg_iters,
         check=seen.check,
-        combinations=_combinations(parser, case, seen.datatype, seen.op),
+        combinations=combinations,
         root=seen.root,
         average=seen.average,
         blocking=seen.blocking,
@@ -377,6 +388,8 @@ def parse(argv: Sequence[str]) -> Options:
         verify=seen.verify,
         registered=seen.registered or seen.local_register > 0,
         roofline=seen.roofline,
+        compressions=seen.compression,
+        error_feedback=seen.error_feedback,
         peers=seen.compare,
         style=seen.style,
         json=seen.json,

@@ -72,6 +72,8 @@ def _lines(rows: Sequence[Row], side: str) -> Iterator[tuple[str, Row, Side]]:
         mine: Side | None = getattr(row, side)
         if mine is not None:
             name = "pycomm" if row.algorithm is None else f"pycomm {row.algorithm}"
+            if row.compression is not None and row.compression.name != "none":
+                name += f" {row.compression.name}"
             yield name + variant, row, mine
         for peer in row.peers:
             other: Side | None = getattr(peer, side)

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from pycomm.bench.compression import CALLS
 from pycomm.bench.options import Options
-from pycomm.bench.results import Header, Row, Side, Summary
+from pycomm.bench.results import Compression, Header, Row, Side, Summary
 
 __all__ = [
     "fixed",
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 ALGORITHM_WIDTH = 18
+_COMPRESSION_WIDTH = 11
 
 
 def fixed(value: float, width: int) -> str:
@@ -49,6 +51,10 @@ def preamble(options: Options, header: Header) -> list[str]:
     ]
     if options.registered:
         lines.append("# Registered memory: the ranks of a host map each other's buffers")
+    if options.compressed:
+        lines.append("# Compression: errors of one call on random values, over the largest result")
+    if options.error_feedback:
+        lines.append(f"# Error feedback: errors of the mean of {CALLS} calls on the same values")
     if options.blocking == 1:
         lines.append("# Blocking Enabled: barrier after each iteration")
     elif options.blocking == 2:
@@ -110,7 +116,8 @@ def nccl_header(options: Options, header: Header) -> list[str]:
     if options.timestamps:
         second += f"{'timestamp':>19s}"
         third += "%Y-%m-%d %H:%M:%S".rjust(19)
-    if header.peers or options.algorithms != (None,) or options.verify:
+    more = options.verify or options.compressed
+    if header.peers or options.algorithms != (None,) or more:
         first, second, third = (line[:edge].ljust(edge) for line in (first, second, third))
     for name, _ in header.peers:
         first += f"  {name:^32s}"
@@ -122,6 +129,10 @@ def nccl_header(options: Options, header: Header) -> list[str]:
         third = third.ljust(len(second))
         second += f"  {'bytes sent':>14s}  {'scheduled':>14s}  {'ran':>{ALGORITHM_WIDTH}s}"
         third += f"  {'(B)':>14s}  {'(B)':>14s}"
+    if options.compressed:
+        third = third.ljust(len(second))
+        second += f"  {'compression':>{_COMPRESSION_WIDTH}s}  {'sent':>14s}   max err  mean err"
+        third += f"  {'':{_COMPRESSION_WIDTH}s}  {'(B)':>14s}"
     return ["#", first, second, third]
 
 
@@ -141,7 +152,18 @@ def nccl_row(options: Options, row: Row) -> str:
         for count in (row.wire.sent, row.wire.scheduled):
             text += f"  {'N/A' if count is None else count:>14}"
         text += f"  {row.wire.ran:>{ALGORITHM_WIDTH}s}"
+    if row.compression is not None:
+        text += _compression(row.compression)
     return text
+
+
+def _compression(found: Compression) -> str:
+    sent = "N/A" if found.sent is None else found.sent
+    errors = [
+        f"{'N/A':>8s}" if error is None else f"{error:8.2e}"
+        for error in (found.max_error, found.mean_error)
+    ]
+    return _line(["", f"{found.name:>{_COMPRESSION_WIDTH}s}", f"{sent:>14}", *errors])
 
 
 def roofline_line(row: Row) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pycomm.bench.timing import IterationStats
 
 __all__ = [
+    "Compression",
     "Device",
     "Header",
     "PeerResult",
@@ -93,6 +94,31 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
+class Compression:
+    """What a row's messages are encoded with, and what that saves and costs, out of place.
+
+    Attributes
+    ----------
+    name : str
+        The format, ``"none"`` for messages as they are.
+    error_feedback : bool
+        Whether rounding errors are fed back; `max_error` and `mean_error` are then those of the
+        mean of some calls.
+    sent : int or None
+        Bytes of one call over all ranks; None for the library's own collective.
+    max_error, mean_error : float or None
+        Errors over all elements and ranks, relative to the largest result; None of no elements,
+        and where a result is not finite.
+    """
+
+    name: str
+    error_feedback: bool
+    sent: int | None
+    max_error: float | None
+    mean_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One row of the table."""
 
@@ -109,6 +135,7 @@ class Row:
     iterations: int = 0
     wire: Wire | None = None
     roofline: Roofline | None = None
+    compression: Compression | None = None
 
     def reached(self, side: str) -> float | None:
         """Return which part of the roofline is reached on that side, 1 being all of it."""

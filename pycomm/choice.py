@@ -13,7 +13,8 @@ from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count, spans
 from pycomm.algorithms.select import Table, built_in, preferences
 from pycomm.call import Call
 from pycomm.dtypes import DType, Kind, Op, ReduceOp
-from pycomm.encoded_calls import EncodedExecution, EncodedFlat, EncodedHierarchy, EncodedParts
+from pycomm.encoded_calls import EncodedExecution, EncodedFlat, EncodedHierarchy
+from pycomm.encoded_parts import EncodedParts
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.executor import Execution, Steps
 from pycomm.program import Program
@@ -309,9 +310,7 @@ class Choices:
         collective, dtype, op, count = request[:4]
         here = {len(ranks) for ranks in hosts_of(self.groups)}
         alike = self.hosts > 1 and len(here) == 1 and here != {1}
-        seats: tuple[str, ...] = ("direct",)
-        if collective == "all_reduce" and alike:
-            seats = ("hierarchical", "direct")
+        seats = ("hierarchical", "direct") if alike else ("direct",)
         name, why = request.algorithm, "asked for"
         if name == "auto":
             name, why = seats[0], f"{self.hosts} host{'s' * (self.hosts > 1)}"
@@ -322,7 +321,10 @@ class Choices:
             )
         facts = self._transport, self._pool
         if collective != "all_reduce":
-            parts = EncodedParts(*facts, collective, codec, op, count, self.segment, self._note)
+            groups = self.groups if name == "hierarchical" else None
+            parts = EncodedParts(
+                *facts, groups, collective, codec, op, count, self.segment, self._note
+            )
             return Choice(name, why, None, None, encoded=parts)
         assert op is not None
         if name == "direct":

@@ -1,4 +1,4 @@
-"""Collectives with encoded messages, ready to run: all_reduce, reduce_scatter and all_gather.
+"""All_reduce with encoded messages, ready to run; what all such executions have in common.
 
 Across hosts with equally many ranks only the hop between hosts is encoded: the ranks of a host add
 up their values first and hand on the result as it is.
@@ -12,20 +12,21 @@ from pycomm.algorithms.compression import Codec
 from pycomm.algorithms.hierarchical import Groups, rail_of
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
-from pycomm.dtypes import Op, ReduceOp
-from pycomm.encoded import EncodedSum, Encoder, Note, cut
+from pycomm.dtypes import Op
+from pycomm.encoded import EncodedSum, Note, cut
 from pycomm.executor import WINDOW, Steps, segments_of, taking_turns
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Transport
 from pycomm.units import format_bytes
 
-__all__ = ["EncodedExecution", "EncodedFlat", "EncodedHierarchy", "EncodedParts"]
+__all__ = ["ITEM", "PIECES", "EncodedExecution", "EncodedFlat", "EncodedHierarchy", "add"]
 
-_ITEM = 4  # bytes of a float32
-# Segments of a call that is not longer: while one is on the wire the other one is encoded. More of
-# them cost more than they hide (two hosts, 1 Gbit/s).
-_PIECES = 2
+#: Bytes of a float32.
+ITEM = 4
+#: Segments of a call that is not longer: while one is on the wire the other one is encoded. More
+#: of them cost more than they hide (two hosts, 1 Gbit/s).
+PIECES = 2
 
 
 class EncodedExecution:
@@ -79,7 +80,7 @@ class EncodedFlat(EncodedExecution):
         note: Note,
     ) -> None:
         ranks = tuple(range(transport.size))
-        pieces = segments_of(count, _ITEM, segment, _PIECES)
+        pieces = segments_of(count, ITEM, segment, PIECES)
         self._sum = EncodedSum(transport, pool, ranks, codec, op, pieces, 1, note)
         self.segments, self.rounds = len(self._sum.segments), self._sum.rounds
         self.bytes_sent, self.plain_bytes = self._sum.bytes_sent, self._sum.plain_bytes
@@ -125,7 +126,7 @@ class EncodedHierarchy(EncodedExecution):
         start, stop = slices[self._local]
         # All ranks have equally many segments, whose lengths may differ by one.
         longest = max(end - begin for begin, end in slices)
-        self.segments = len(segments_of(longest, _ITEM, segment, _PIECES))
+        self.segments = len(segments_of(longest, ITEM, segment, PIECES))
         own = spans(stop - start, self.segments)
         self._sum = EncodedSum(transport, pool, rail, codec, op, own, len(self._here), note)
         #: What goes on between hosts, for ranks that do the stages inside in another way.
@@ -134,7 +135,7 @@ class EncodedHierarchy(EncodedExecution):
             [(begin + first, begin + last) for first, last in spans(end - begin, self.segments)]
             for begin, end in slices
         ]
-        inside = _ITEM * (count + (len(self._here) - 2) * (stop - start))
+        inside = ITEM * (count + (len(self._here) - 2) * (stop - start))
         self.bytes_sent = self._sum.bytes_sent + inside
         self.plain_bytes = self._sum.plain_bytes + inside
 
@@ -152,8 +153,8 @@ class EncodedHierarchy(EncodedExecution):
             own = pieces[local]
             others = [peer for peer in range(len(here)) if peer != local]
             length = own.stop - own.start
-            block, take = cut(self._pool, _ITEM * length * len(here), len(here))
-            come = [take(_ITEM * length) for _ in here]
+            block, take = cut(self._pool, ITEM * length * len(here), len(here))
+            come = [take(ITEM * length) for _ in here]
             post = self._transport.post
             yield post(
                 [(here[peer], x[pieces[peer]].view(np.uint8)) for peer in others],
@@ -167,7 +168,7 @@ class EncodedHierarchy(EncodedExecution):
             total = contributions[0]
             if len(here) > 1:
                 total = come[local].view(np.float32)
-                quietly(_add, contributions, total)
+                quietly(add, contributions, total)
             yield from start(segment, total, out[own], tag)
             yield post(
                 [(here[peer], out[own].view(np.uint8)) for peer in others],
@@ -179,87 +180,8 @@ class EncodedHierarchy(EncodedExecution):
         yield from taking_turns(self.segments, WINDOW, one)
 
 
-def _add(contributions: Sequence[Array], total: Array) -> None:
+def add(contributions: Sequence[Array], total: Array) -> None:
+    """Write the sum of at least two arrays, in their order, to `total`."""
     np.add(contributions[0], contributions[1], out=total)
     for other in contributions[2:]:
         np.add(total, other, out=total)
-
-
-class EncodedParts(EncodedExecution):
-    """Reduce_scatter and all_gather, one encoded message from each rank to each other one.
-
-    A result of reduce_scatter is not encoded again: it stays where it is.
-    """
-
-    rounds = 1
-
-    def __init__(
-        self,
-        transport: Transport,
-        pool: ScratchPool,
-        collective: str,
-        codec: Codec,
-        op: Op | None,
-        count: int,
-        segment: int,
-        note: Note,
-    ) -> None:
-        self._transport, self._pool, self._note = transport, pool, note
-        self._count = count
-        self._reduces = op is not None
-        size, self._size_of = transport.size, codec.encoded_size
-        self._divisor = np.float32(size if op is ReduceOp.AVG else 1)
-        self._pieces = segments_of(count, _ITEM, segment, _PIECES)
-        self.segments = len(self._pieces)
-        encoded = sum(self._size_of(stop - start) for start, stop in self._pieces)
-        self.bytes_sent = (size - 1) * encoded
-        self.plain_bytes = (size - 1) * _ITEM * count
-        self._layout = (collective, count, str(op or ""), size)
-        self._sizes = ((size - 1) * count if self._reduces else count,)
-
-    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
-        """Return the steps of one call."""
-        x, out = call.flat()
-        assert x is not None
-        assert out is not None
-        encoder = Encoder.of(call, self._note, self._layout, self._sizes)
-        one = self._reduce if self._reduces else self._gather
-
-        def start(segment: int, slot: int) -> Steps:
-            return one(encoder, segment, x, out, tags[slot])
-
-        yield from taking_turns(self.segments, WINDOW, start)
-
-    def _reduce(self, encoder: Encoder, segment: int, x: Array, out: Array, tag: int) -> Steps:
-        rank, size, count = self._transport.rank, self._transport.size, self._count
-        first, last = self._pieces[segment]
-        nbytes = self._size_of(last - first)
-        block, take = cut(self._pool, 2 * size * nbytes + _ITEM * (last - first), 2 * size + 1)
-        gone = [take(nbytes) for _ in range(size)]
-        come = [take(nbytes) for _ in range(size)]
-        others = [peer for peer in range(size) if peer != rank]
-        for index, peer in enumerate(others):
-            part = x[peer * count + first : peer * count + last]
-            encoder.encode(part, gone[peer], 0, index * count + first)
-        yield self._transport.post(
-            [(peer, gone[peer]) for peer in others], [(peer, come[peer]) for peer in others], tag
-        )
-        own = x[rank * count + first : rank * count + last]
-        scratch = take(_ITEM * (last - first)).view(np.float32)
-        encoder.add_up(come, rank, own, out[first:last], scratch, self._divisor)
-        self._pool.give(block)
-
-    def _gather(self, encoder: Encoder, segment: int, x: Array, out: Array, tag: int) -> Steps:
-        rank, size, count = self._transport.rank, self._transport.size, self._count
-        first, last = self._pieces[segment]
-        nbytes = self._size_of(last - first)
-        block, take = cut(self._pool, size * nbytes, size)
-        codes = [take(nbytes) for _ in range(size)]
-        encoder.encode(x[first:last], codes[rank], 0, first)
-        others = [peer for peer in range(size) if peer != rank]
-        yield self._transport.post(
-            [(peer, codes[rank]) for peer in others], [(peer, codes[peer]) for peer in others], tag
-        )
-        for peer in range(size):
-            encoder.decode(codes[peer], out[peer * count + first : peer * count + last])
-        self._pool.give(block)

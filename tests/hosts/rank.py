@@ -105,6 +105,39 @@ def crossing(comm: pycomm.Communicator) -> dict[str, Any]:
     return told
 
 
+def encoded(comm: pycomm.Communicator) -> dict[str, Any]:
+    """Encoded collectives against NumPy, and what leaves this host, beside what plans say."""
+    told: dict[str, Any] = {"wrong": []}
+    for collective in ("all_reduce", "reduce_scatter", "all_gather"):
+        for count in (1, 1000, MIB):
+            many = comm.size if collective == "reduce_scatter" else 1
+            parts = [data(r, count * many, "float32") % 3 for r in range(comm.size)]
+            came = getattr(comm, collective)(parts[comm.rank].copy(), compression="bf16")
+            expected = np.concatenate(parts)
+            if collective != "all_gather":
+                expected = np.sum(parts, axis=0)
+                if many > 1:
+                    expected = expected[comm.rank * count : (comm.rank + 1) * count]
+            if not np.array_equal(came, expected):
+                told["wrong"].append(f"{collective}, {count}")
+    x = np.ones(4 * MIB, np.float32)
+    for name in ("bf16", "fp8_e4m3"):
+        plan = comm.plan("all_reduce", x, compression=name)
+        plan()
+        assert (x == comm.size).all()
+        x[:] = 1
+        told[name] = [plan.algorithm, "two meetings" in str(plan)]
+        comm.barrier()
+        before = sent()
+        comm.barrier()
+        for _ in range(5):
+            plan()
+        comm.barrier()
+        told[name].append((sent() - before) / 5)
+        x[:] = 1
+    return told
+
+
 def timing(comm: pycomm.Communicator) -> dict[str, float]:
     """Seconds of the fastest of some all_reduces, of 8 MiB and of one element."""
     told = {}

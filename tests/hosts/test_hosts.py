@@ -62,6 +62,22 @@ def test_bytes_that_cross(hosts: Hosts, ranks: int, options: tuple[str, ...]) ->
         assert 1.0 < rank["ring"] / expected < 1.1, (number, rank)
 
 
+@layouts
+def test_encoded(hosts: Hosts, ranks: int, options: tuple[str, ...]) -> None:
+    """Only what goes between hosts is encoded, and the interfaces count what it should be."""
+    with hosts.shaped("4gbit", "0"):
+        told = hosts.run("encoded", ranks, *options)
+    for rank in told:
+        assert rank["wrong"] == []
+        for name, item in (("bf16", 2), ("fp8_e4m3", 1 + 1 / 256)):
+            algorithm, meets, nbytes = rank[name]
+            assert (algorithm, meets) == (
+                ("hierarchical", True) if ranks > 1 else ("direct", False)
+            )
+            expected = 2 * (hosts.count - 1) / hosts.count * 4 * MIB * item
+            assert 1.0 < nbytes / expected < 1.1
+
+
 @pytest.mark.parametrize("hosts", [2], indirect=True, ids=["2 hosts"])
 def test_a_rate_limits(hosts: Hosts) -> None:
     with hosts.shaped("1gbit", "0"):

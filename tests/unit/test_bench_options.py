@@ -125,7 +125,7 @@ def test_an_operation_without_meaning_is_refused():
         (["-t", "2"], "only 1 is possible here: a rank is one process with host memory"),
         (["-g", "8"], "only 1 is possible here"),
         (["-R", "3"], "invalid choice"),
-        (["--compression", "bf16"], "compression 'bf16' is not available in this version"),
+        (["--compression", "zip"], "'zip' is unknown; known: none, bf16"),
         (["--compare", "mpi4py,nccl"], "'nccl' is unknown; known: mpi4py, gloo"),
         (["--compare", "mpi4py", "-m", "2"], "leave out -m"),
         (["--format", "osu", "--algorithm", "auto,native"], "show one algorithm"),
