@@ -175,7 +175,7 @@ class Plan:
             f"  algorithm  {self.algorithm}: {self.why}",
         ]
         if self._choice.shared is not None:
-            lines += self._choice.shared.describe()
+            lines += self._choice.shared.describe(call.codec)
         elif self._choice.encoded is not None:
             lines += self._choice.encoded.describe(call.codec, hosts)
         elif self.schedule is None:

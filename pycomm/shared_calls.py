@@ -143,8 +143,8 @@ class SharedExecution:
 
         return test
 
-    def describe(self) -> list[str]:
-        """Return the lines that tell what is done."""
+    def describe(self, _: object = None) -> list[str]:
+        """Return the lines that tell what is done; nothing is encoded in memory."""
         one_step = self._fits_slot and bool(self._sources)
         done = moves(*self._what, one_step=True) if one_step else self._moves
         read, written = (

@@ -38,8 +38,9 @@ class Across(Protocol):
     rounds: int
     #: The pieces ``[start, stop)`` of the slice that go one after the other.
     segments: list[tuple[int, int]]
-    #: Bytes that this rank sends.
+    #: Bytes that this rank sends, and those that it would send without a codec.
     bytes_sent: int
+    plain_bytes: int
 
     def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:
         """Return what starts a segment of a call: ``start(segment, source, target, tag)``."""
@@ -84,7 +85,7 @@ class PlainAcross:
             )
             for length in {stop - start for start, stop in self.segments}
         }  # fmt: skip
-        self.bytes_sent = dtype.itemsize * sum(
+        self.bytes_sent = self.plain_bytes = dtype.itemsize * sum(
             schedule.elements_sent(stop - start) for start, stop in self.segments
         )
 
@@ -123,12 +124,15 @@ class SharedHierarchy:
         self.bytes_sent = across.bytes_sent
         self.segments = len(across.segments)
 
-    def describe(self) -> list[str]:
-        """Return the lines that tell what is done."""
+    def describe(self, codec: object = None) -> list[str]:
+        """Return the lines that tell what is done; `codec` encodes what goes to other hosts."""
         cut = f", each in {self.segments} segments" if self.segments > 1 else ""
+        how = ""
+        if codec is not None:
+            how = f", instead of {format_bytes(self._across.plain_bytes)}, as {codec}"
         return [
             f"  steps      two meetings inside the host; {self._across.rounds} across{cut}",
-            f"  sends      {format_bytes(self.bytes_sent)} from this rank, all to other hosts",
+            f"  sends      {format_bytes(self.bytes_sent)} from this rank, all to other hosts{how}",
         ]
 
     def start(self, call: Call) -> None:

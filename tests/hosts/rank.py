@@ -126,6 +126,7 @@ def encoded(comm: pycomm.Communicator) -> dict[str, Any]:
         plan()
         assert (x == comm.size).all()
         x[:] = 1
+        assert f"as {name}" in str(plan)
         told[name] = [plan.algorithm, "two meetings" in str(plan)]
         comm.barrier()
         before = sent()
