@@ -1,15 +1,18 @@
 """Many small arrays reduced in few calls, while the caller goes on computing."""
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
 from pycomm.algorithms.compression import ErrorFeedback, as_codec
 from pycomm.arguments import reduce_op
 from pycomm.buffers import as_buffer
-from pycomm.errors import ArgumentTypeError, ArgumentValueError
+from pycomm.dtypes import ReduceOp, as_op
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
 
 if TYPE_CHECKING:
     from pycomm.communicator import Communicator
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["GradientBuckets"]
 
 Array = np.ndarray[Any, Any]
+
+# Who uses each error feedback, by name: two of one name would mix their residuals.
+_users: "WeakKeyDictionary[ErrorFeedback, WeakValueDictionary[str, GradientBuckets]]"
+_users = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -33,7 +40,7 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """Reduces the gradients of a step in buckets, each as soon as it is full.
+    """Reduces the gradients of a step in buckets, each as soon as it is full; collective to make.
 
     ::
 
@@ -59,18 +66,22 @@ class GradientBuckets:
     op : str or ReduceOp
         ``"avg"`` or another operation of all_reduce.
     compression : str or Codec, optional
-        As of all_reduce. Error feedback keeps its residuals by bucket. Buckets of other types than
-        float32 are not compressed.
+        As of all_reduce. Error feedback keeps residuals under a key for each bucket. Buckets of
+        other types than float32 are not compressed.
     exempt : callable, optional
         ``exempt(name, array) -> bool``: which parameters are not compressed, for instance
         ``lambda name, x: x.ndim < 2``. They get buckets of their own.
     timeout : float, optional
         Deadline of each reduction in seconds; by default that of the communicator.
+    name : str
+        The beginning of those keys, different for all buckets that share one `ErrorFeedback`.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
         If these cannot be reduced so.
+    MismatchError
+        If the ranks do not give the same.
     """
 
     def __init__(
@@ -83,6 +94,7 @@ class GradientBuckets:
         compression: Any = None,
         exempt: Callable[[str, Any], bool] | None = None,
         timeout: float | None = None,
+        name: str = "gradients",
     ) -> None:
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int):
             raise ArgumentTypeError(f"bucket_bytes is a number of bytes, not {bucket_bytes!r}")
@@ -95,14 +107,32 @@ class GradientBuckets:
         self._comm, self._op, self._timeout = comm, op, timeout
         self._compression, self._limit = as_codec(compression), bucket_bytes
         self._kinds: dict[str, tuple[tuple[int, ...], Any, bool]] = {}
-        for name, like in parameters.items():
-            if not isinstance(name, str):
-                raise ArgumentTypeError(f"the name of a parameter is a string, not {name!r}")
+        for one, like in parameters.items():
+            if not isinstance(one, str):
+                raise ArgumentTypeError(f"the name of a parameter is a string, not {one!r}")
             dtype = as_buffer(like).dtype
-            plain = exempt is not None and bool(exempt(name, like))
+            plain = exempt is not None and bool(exempt(one, like))
             compressed = self._compression is not None and dtype.name == "float32" and not plain
-            self._kinds[name] = tuple(like.shape), dtype.numpy, compressed
+            self._kinds[one] = tuple(like.shape), dtype.numpy, compressed
             reduce_op(op, as_buffer(np.empty(0, dtype.numpy)))  # raises if it cannot be
+        if self._compression is not None and as_op(op) not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ArgumentValueError(f"compression is for sum and avg, not for {op}")
+        if isinstance(self._compression, ErrorFeedback):
+            users = _users.setdefault(self._compression, WeakValueDictionary())
+            if name in users:
+                raise ArgumentValueError(
+                    f"other GradientBuckets called {name!r} use this ErrorFeedback; give these "
+                    "another name="
+                )
+            users[name] = self
+        said = (self._kinds, bucket_bytes, str(op), str(self._compression), name)
+        told = comm.all_gather_object(zlib.crc32(repr(said).encode()))
+        if len(set(told)) > 1:
+            raise MismatchError(
+                "GradientBuckets: the ranks disagree about names, shapes, dtypes, their order, or "
+                "options"
+            )
+        self._name = name
         self._last = list(self._kinds)  # in the order in which they became ready
         self._build(self._last)
 
@@ -113,16 +143,17 @@ class GradientBuckets:
         for name in order:
             kind = self._kinds[name][1:]
             names = filling.setdefault(kind, [])
+            if names and sum(map(self._nbytes, (*names, name))) > self._limit:
+                full.append(names)
+                names = filling[kind] = []
             names.append(name)
-            if sum(map(self._nbytes, names)) >= self._limit:
-                full.append(filling.pop(kind))
         self._buckets: list[_Bucket] = []
         self._views: dict[str, Array] = {}
         self._bucket_of: dict[str, _Bucket] = {}
         for number, names in enumerate([*full, *filling.values()]):
             _, dtype, compressed = self._kinds[names[0]]
             flat = self._comm.empty(sum(map(self._count, names)), dtype)
-            key = f"bucket {number} of {names[0]}"
+            key = f"{self._name} {number}"
             bucket = _Bucket(flat, names, compressed, key, set(names))
             start = 0
             for name in names:
@@ -194,11 +225,11 @@ class GradientBuckets:
             bucket = self._buckets[self._started]
             if bucket.missing:
                 return
-            self._started += 1
             bucket.work = self._comm.all_reduce(
                 bucket.flat, op=self._op, timeout=self._timeout, async_op=True,
                 compression=self._compression if bucket.compressed else None, key=bucket.key,
             )  # fmt: skip
+            self._started += 1
 
     def wait(self, timeout: float | None = None) -> dict[str, Array]:
         """End the step: wait for all buckets and return the results by name.
@@ -222,6 +253,7 @@ class GradientBuckets:
             raise ArgumentValueError(
                 f"not ready: {', '.join(missing)}; every gradient takes part in every step"
             )
+        self._start()  # what failed to start raises again
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait(timeout)

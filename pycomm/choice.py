@@ -12,7 +12,7 @@ from pycomm.algorithms.registry import RESERVED, SHARED, Algorithm, algorithm_of
 from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count, spans
 from pycomm.algorithms.select import Table, built_in, preferences
 from pycomm.call import Call
-from pycomm.dtypes import DType, Kind, Op, ReduceOp
+from pycomm.dtypes import DTYPES, DType, Kind, Op, ReduceOp
 from pycomm.encoded_calls import EncodedExecution, EncodedFlat, EncodedHierarchy
 from pycomm.encoded_parts import EncodedParts
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
@@ -188,6 +188,8 @@ class Choices:
         """
         if not isinstance(request.algorithm, str):
             raise ArgumentTypeError(f"algorithm is a name, not {request.algorithm!r}")
+        if len(self.known) >= _LIMIT or self._rounds > _ROUNDS_LIMIT:
+            self.forget()
         if request.codec is not None and request.elements and self._transport.size > 1:
             encoded = self.known[request] = self._encoded(request, request.codec)
             return encoded
@@ -203,8 +205,6 @@ class Choices:
             raise ArgumentValueError(
                 f"algorithm {wanted[-1]!r} cannot do {request.collective} here: {reason}"
             )
-        if len(self.known) >= _LIMIT or self._rounds > _ROUNDS_LIMIT:
-            self.forget()
         if choice.execution is not None:
             program = choice.execution.program
             self._rounds += program.segments * len(program.schedule.rounds)
@@ -344,6 +344,10 @@ class Choices:
 
     def _execution(self, request: Request, algorithm: Algorithm) -> Execution:
         transport, dtype, op = self._transport, request.dtype, request.op
+        average = op is _AVG and not algorithm.rounds_once
+        widened = average and dtype is DTYPES["float16"]
+        if widened:
+            dtype = DTYPES["float32"]
         root = request.root if request.collective in ROOTED else -1
         schedule = algorithm.schedule(
             transport.rank, transport.size, root, self.groups, self.bandwidths
@@ -354,10 +358,10 @@ class Choices:
             dtype.itemsize,
             algorithm.segment_of(self.segment, self.hosts),
         )
-        average = op is _AVG and not algorithm.rounds_once
-        if average:
-            op = _SUM
-        return Execution(program, transport, self._pool, dtype, op, scaled=average)
+        return Execution(
+            program, transport, self._pool, dtype, _SUM if average else op,
+            scaled=average and not widened, widened=widened,
+        )  # fmt: skip
 
 
 def overrides(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -1,9 +1,9 @@
 """Collectives whose messages are encoded: fewer bytes on the wire, sums in float32.
 
-All_reduce has a seat for a codec among ranks that share out the data: each encodes the slices of
-the others and sends them to their owners; an owner adds up what it decodes, in rank order and in
-float32, with its own values as they are; it encodes the result once and sends that to all. Nobody
-encodes it again, and its owner decodes it, too, so all ranks end with the same bits.
+All_reduce has a seat for a codec among ranks that divide the data among themselves: each encodes
+the slices of the others and sends them to their owners; an owner adds up what it decodes, in rank
+order and in float32, with its own values as they are; it encodes the result once and sends that to
+all. Nobody encodes it again, and its owner decodes it, too, so all ranks end with the same bits.
 
 With error feedback there are two rounding errors to keep: that of a rank's contributions, and that
 of the results it owns (worker and server error in Tang et al., "1-bit Adam", 2021).
@@ -43,7 +43,7 @@ class Encoder(NamedTuple):
     def of(
         cls, call: Call, note: Note, layout: tuple[object, ...], sizes: Sequence[int]
     ) -> "Encoder":
-        """Return that of a call, whose residuals belong to `layout` and have these lengths."""
+        """Return that of a call; its residuals belong to `layout` and have these lengths."""
         codec = call.codec
         assert codec is not None
         if isinstance(codec, ErrorFeedback):
@@ -172,7 +172,8 @@ class EncodedSum:
             del others[self._index]
             self.bytes_sent += sum(map(self._size_of, others)) + (size - 1) * self._size_of(own)
             self.plain_bytes += _ITEM * (sum(others) + (size - 1) * own)
-        self._layout = ("all_reduce", count, str(op), inputs, *ranks)
+        # With other segments results are owned in other places.
+        self._layout = ("all_reduce", count, len(segments), str(op), inputs, self._index, *ranks)
         self._sizes = (count, owned)
 
     def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:

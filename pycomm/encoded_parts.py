@@ -19,7 +19,7 @@ __all__ = ["EncodedParts"]
 
 
 class EncodedParts(EncodedExecution):
-    """Reduce_scatter or all_gather, one encoded message between any two ranks.
+    """Reduce_scatter or all_gather, one encoded message for each segment and pair of ranks.
 
     With `groups`, hosts of equally many ranks, between any two ranks in the same place of their
     hosts; inside of hosts values go as they are. A result of reduce_scatter is not encoded: it
@@ -66,7 +66,7 @@ class EncodedParts(EncodedExecution):
             self._size_of(stop - start) for start, stop in self._pieces
         )
         self.plain_bytes = inside + others * ITEM * count
-        self._layout = (collective, count, str(op or ""), inputs, *self._rail)
+        self._layout = (collective, count, str(op or ""), inputs, self._index, *self._rail)
         self._sizes = (others * count if self._reduces else count,)
 
     def steps(self, call: Call, tags: Sequence[int]) -> Steps:

@@ -2,12 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 
 import numpy as np
 
 from pycomm.algorithms.schedule import spans
+from pycomm.buffers import address_of
 from pycomm.dtypes import DType, Op, PremulSum
-from pycomm.kernels.host import premultiply, reduce_arrays
+from pycomm.kernels.casts import FORMATS, narrow, widen
+from pycomm.kernels.host import divide, premultiply, quietly, reduce_arrays
 from pycomm.program import BoundRound, Copy, Message, Piece, Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
@@ -25,7 +28,12 @@ _Memories = tuple[tuple[Array, Array, Array, Array], tuple[Array, Array, Array, 
 
 
 class Execution:
-    """A program, ready to run with arrays of one dtype and op."""
+    """A program, ready to run with arrays of one dtype and op.
+
+    `scaled` says that an average is wanted of what is added in steps: the input is divided first,
+    so that no sum overflows. `widened` says that the program is one of float32, whose average is
+    wanted in float16: divided first, its small values would vanish.
+    """
 
     def __init__(
         self,
@@ -36,6 +44,7 @@ class Execution:
         op: Op | None,
         *,
         scaled: bool = False,
+        widened: bool = False,
     ) -> None:
         self.program = program
         self._transport = transport
@@ -43,6 +52,7 @@ class Execution:
         self._dtype = dtype
         self._op = op
         self._scaled = scaled
+        self._widened = widened
         # By a power of two first, which is exact, and by the rest once all is added.
         power = 1 << (transport.size - 1).bit_length()
         self._before, self._after = PremulSum(1 / power), PremulSum(power / transport.size)
@@ -61,6 +71,34 @@ class Execution:
         tags : sequence of int
             `WINDOW` tags that no other operation uses at the same time.
         """
+        if self._widened:
+            yield from self._wide(x, out, tags)
+        else:
+            yield from self._run(x, out, tags)
+
+    def _wide(self, x: Array | None, out: Array | None, tags: Sequence[int]) -> Steps:
+        """Run in float32 for arrays of float16, and write averages, rounded once."""
+        held: list[Array] = []
+
+        def like(array: Array) -> Array:
+            held.append(self._pool.take(4 * array.size))
+            return held[-1][: 4 * array.size].view(np.float32)
+
+        wide_x = wide_out = None
+        if x is not None:
+            wide_x = like(x)
+            widen(x, wide_x, FORMATS["fp16"])
+        if out is not None:
+            wide_out = wide_x if x is not None and address_of(x) == address_of(out) else like(out)
+        yield from self._run(wide_x, wide_out, tags)
+        if out is not None:
+            assert wide_out is not None
+            divide(wide_out, self._transport.size)
+            quietly(partial(narrow, saturate=False), wide_out, out, FORMATS["fp16"])
+        for block in held:  # not after a failure: a message may still land in them
+            self._pool.give(block)
+
+    def _run(self, x: Array | None, out: Array | None, tags: Sequence[int]) -> Steps:
         program, pool, scratch = self.program, self._pool, self._scratch
         blocks = [pool.take(scratch) for _ in range(self._window)] if scratch else []
         if x is None:
@@ -108,7 +146,7 @@ class Execution:
         and needs one tag for itself. None where segments take turns, or the input is scaled.
         """
         program = self.program
-        if program.segments > 1 or self._scaled:
+        if program.segments > 1 or self._scaled or self._widened:
             return None
         x = self._nothing if x is None else x
         out = self._nothing if out is None else out
@@ -187,11 +225,11 @@ def segments_of(
 ) -> list[tuple[int, int]]:
     """Return the pieces ``[start, stop)`` in which `count` elements go, one after the other.
 
-    About so many `pieces`, fewer if their messages would be too short, more if they would have more
-    than `longest` bytes; at least one.
+    So many `pieces`, fewer if their messages would be too short, more if they would have more than
+    `longest` bytes; at least one.
     """
-    nbytes = min(longest, max(_SHORTEST, count * itemsize // pieces))
-    return spans(count, max(1, -(-count // max(1, nbytes // itemsize))))
+    nbytes = count * itemsize
+    return spans(count, max(1, min(pieces, nbytes // _SHORTEST), -(-nbytes // longest)))
 
 
 def taking_turns(segments: int, window: int, start: Callable[[int, int], Steps]) -> Steps:

@@ -50,7 +50,7 @@ class Movement(Member):
             rank's part of it.
         compression : str or Codec, optional
             What is sent is encoded, for instance ``"bf16"`` or `ErrorFeedback`; see the guide. For
-            float32.
+            float32. All parts are rounded, on their own rank too, so that all have the same.
         key : str or int, optional
             The caller's name for `x`, the same from step to step: error feedback keeps its residual
             under it.

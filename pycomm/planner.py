@@ -39,7 +39,7 @@ class Planning(Member):
         x, out : array, optional
             As for that method. The plan holds them.
         algorithm, timeout, options
-            As for that method: `op`, `root`, `deterministic`.
+            As for that method: `op`, `root`, `deterministic`, `compression`, `key`.
 
         Returns
         -------

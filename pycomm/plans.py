@@ -121,12 +121,16 @@ class Plan:
     @property
     def segments(self) -> int:
         """Into how many segments each chunk is cut."""
+        if self._choice.encoded is not None:
+            return self._choice.encoded.segments
         execution = self._execution
         return 1 if execution is None else execution.program.segments
 
     @property
     def steps(self) -> int | None:
         """Rounds of this rank that communicate; None where there is no schedule."""
+        if self._choice.encoded is not None:
+            return self._choice.encoded.rounds
         return None if self.schedule is None else self.schedule.steps
 
     @property
@@ -138,13 +142,13 @@ class Plan:
             return self._choice.encoded.bytes_sent
         if self.schedule is None:
             return None
-        return self.schedule.elements_sent(self._count) * self._call.dtype.itemsize
+        return self.schedule.elements_sent(self._count) * self._itemsize
 
     @property
     def predicted_seconds(self) -> float | None:
         """What the cost model says it takes, see `pycomm.algorithms.predict`.
 
-        None where there is no schedule, and above 256 ranks.
+        None where there is no schedule, as with a codec, and above 256 ranks.
         """
         schedule, transport = self.schedule, self._engine.transport
         if schedule is None or transport.size > _PREDICTED_RANKS:
@@ -153,11 +157,17 @@ class Plan:
         choices, built = self._engine.choices, self._choice.built_by
         assert built is not None
         schedules = built.schedules(transport.size, root, choices.groups, choices.bandwidths)
-        nbytes = self._count * self._call.dtype.itemsize
+        nbytes = self._count * self._itemsize
         segments = min(self.segments, _PREDICTED_SEGMENTS)
         return predict(
             schedules, nbytes, choices.model, choices.groups, segments=segments, window=WINDOW
         )
+
+    @property
+    def _itemsize(self) -> int:
+        """Bytes of an element in messages."""
+        execution = self._execution
+        return self._call.dtype.itemsize if execution is None else execution.program.itemsize
 
     @property
     def _count(self) -> int:
@@ -182,7 +192,7 @@ class Plan:
             lines.append("  steps      those of the library underneath")
         else:
             sent = format_bytes(self.bytes_sent or 0)
-            hop = format_bytes(self.schedule.largest_hop(self._count) * call.dtype.itemsize)
+            hop = format_bytes(self.schedule.largest_hop(self._count) * self._itemsize)
             cut = f", each in {self.segments} segments" if self.segments > 1 else ""
             lines.append(f"  steps      {self.steps}{cut}")
             lines.append(f"  sends      {sent} from this rank, at most {hop} a hop")

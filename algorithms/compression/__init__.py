@@ -1,8 +1,8 @@
 """Codecs: fewer bytes on the wire, and error feedback, so that training does not notice.
 
 A codec turns float32 values into bytes and back. `Cast` rounds them to 16 or 8 bits;
-`ErrorFeedback` is around another codec and adds to the next values what rounding took away from
-these. Collectives take a codec, or its name, as ``compression=``.
+`ErrorFeedback` wraps another codec and adds what rounding took away to the next values. Collectives
+take a codec, or its name, as ``compression=``.
 """
 
 from pycomm.algorithms.compression.cast import Cast

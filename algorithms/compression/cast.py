@@ -36,8 +36,8 @@ class Cast:
         1e-7 does not vanish in fp16, nor does 70000 overflow.
     saturate : bool, optional
         Whether finite values that are too large become the largest of the format instead of
-        infinite. By default yes, except for bf16, which has the range of float32: there only the
-        last half step below 2**128 is concerned, and all bits are those of IEEE rounding.
+        infinite. By default yes, except for bf16, which overflows only in the last half step below
+        2**128, and keeps the bits of IEEE rounding there.
     """
 
     format: str

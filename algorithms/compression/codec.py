@@ -54,7 +54,7 @@ _named: dict[str, Codec] = {}
 
 
 def from_dict(told: Mapping[str, Any]) -> Codec:
-    """Return the codec that ``to_dict`` has told.
+    """Return the codec described by what ``to_dict`` has returned.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def checked(codec: Codec, source: Array, target: Array, *, decoding: bool = Fals
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If they cannot be used.
+        If their dtype, shape or length is wrong.
     """
     octets, values = (source, target) if decoding else (target, source)
     for array, kind in ((octets, np.uint8), (values, np.float32)):

@@ -16,6 +16,7 @@ from pycomm.algorithms.compression.codec import (
     readers,
 )
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
+from pycomm.kernels.host import quietly
 
 __all__ = ["ErrorFeedback", "Key", "check_key"]
 
@@ -32,8 +33,8 @@ class ErrorFeedback:
     """A codec that remembers: encodes ``values + residual``, and keeps the new rounding error.
 
     So errors do not add up: over any number of steps the sum of what was decoded is the sum of what
-    was to be sent, within the last residual (Seide et al., 2014; Karimireddy et al., 2019). One
-    object serves one rank, with any number of keys.
+    should have been sent, to within the last residual (Seide et al., 2014; Karimireddy et al.,
+    2019). One object serves one rank, with any number of keys.
 
     Parameters
     ----------
@@ -52,7 +53,9 @@ class ErrorFeedback:
     def __init__(self, inner: Codec | str) -> None:
         codec = as_codec(inner)
         if codec is None or isinstance(codec, ErrorFeedback):
-            raise ArgumentTypeError(f"error feedback is around a codec without one, not {inner!r}")
+            raise ArgumentTypeError(
+                f"error feedback wraps a codec that has none itself, not {inner!r}"
+            )
         self.inner = codec
         self.saturated = 0
         self.dropped = 0
@@ -74,18 +77,21 @@ class ErrorFeedback:
         if isinstance(self.inner, Cast):
             saturated, dropped = self.inner.compensate(source, target, residual)
         else:
-            np.add(source, residual, out=residual)
-            saturated = int(self.inner.encode(residual, target) or 0)
-            decoded = np.empty_like(residual)
-            self.inner.decode(target, decoded)
-            with np.errstate(all="ignore"):
-                np.subtract(residual, decoded, out=residual)
-            wrong = ~np.isfinite(residual)
-            residual[wrong] = 0
-            dropped = int(np.count_nonzero(wrong))
+            saturated, dropped = quietly(self._in_parts, source, target, residual)
         self.saturated += saturated
         self.dropped += dropped
         return saturated
+
+    def _in_parts(self, source: Array, target: Array, residual: Array) -> tuple[int, int]:
+        """Do `compensate` with a codec that knows nothing of residuals."""
+        np.add(source, residual, out=residual)
+        saturated = int(self.inner.encode(residual, target) or 0)
+        decoded = np.empty_like(residual)
+        self.inner.decode(target, decoded)
+        np.subtract(residual, decoded, out=residual)
+        wrong = ~np.isfinite(residual)
+        residual[wrong] = 0
+        return saturated, int(np.count_nonzero(wrong))
 
     def decode(self, source: Array, target: Array) -> None:
         """Write encoded values as float32."""
@@ -111,9 +117,10 @@ class ErrorFeedback:
         """
         check_key(key)
         found = self._kept.get(key)
-        if found is not None and found[0] == layout:
-            return found[1]
         if found is not None:
+            same = found[0] == layout and [one.size for one in found[1]] == list(sizes)
+            if same:
+                return found[1]
             _log.warning("error feedback of %r starts anew: %s now, not %s", key, layout, found[0])
         arrays = tuple(np.zeros(size, np.float32) for size in sizes)
         self._kept[key] = layout, arrays
@@ -131,11 +138,14 @@ class ErrorFeedback:
             self._kept.pop(key, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all state of this rank, as copies: save it with the parameters of this rank."""
-        residuals = {
-            key: {"layout": list(layout), "arrays": [array.copy() for array in arrays]}
+        """Return all state of this rank, as copies.
+
+        It belongs to this rank of these: with others, or another number of them, keys start anew.
+        """
+        residuals = [
+            {"key": key, "layout": list(layout), "arrays": [array.copy() for array in arrays]}
             for key, (layout, arrays) in self._kept.items()
-        }
+        ]
         return {"codec": self.to_dict(), "residuals": residuals}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,7 +162,8 @@ class ErrorFeedback:
                     f"a state of {state['codec']} is not one of {self.to_dict()}"
                 )
             kept: dict[Key, tuple[Layout, tuple[Array, ...]]] = {}
-            for key, told in state["residuals"].items():
+            for told in state["residuals"]:
+                key = told["key"]
                 check_key(key)
                 arrays = tuple(np.array(array, np.float32) for array in told["arrays"])
                 if not all(one.ndim == 1 and np.isfinite(one).all() for one in arrays):

@@ -112,7 +112,8 @@ def main():
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=100, help="pictures a step, over all ranks")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compression", help="bf16, fp16, fp8_e4m3 or fp8_e5m2")
+    formats = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2")
+    parser.add_argument("--compression", choices=formats, help="what gradients are sent as")
     parser.add_argument("--error-feedback", action="store_true")
     options = parser.parse_args()
     compression = options.compression

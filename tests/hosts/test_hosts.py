@@ -75,7 +75,8 @@ def test_encoded(hosts: Hosts, ranks: int, options: tuple[str, ...]) -> None:
                 ("hierarchical", True) if ranks > 1 else ("direct", False)
             )
             expected = 2 * (hosts.count - 1) / hosts.count * 4 * MIB * item
-            assert 1.0 < nbytes / expected < 1.1
+            # Headers of packets of 1,500 bytes are 4.6% more.
+            assert 1.0 < nbytes / expected < 1.08
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True, ids=["2 hosts"])

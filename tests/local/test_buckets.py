@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pycomm
-from pycomm import ArgumentTypeError, ArgumentValueError, Communicator, GradientBuckets
+from pycomm import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    Communicator,
+    GradientBuckets,
+    MismatchError,
+)
 from pycomm.algorithms.compression import ErrorFeedback
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -144,6 +150,48 @@ def test_buckets_formed_anew_go_by_what_became_ready() -> None:
     pycomm.run_local(2, run, timeout=20)
 
 
+def test_one_feedback_serves_several_buckets_by_name() -> None:
+    def run(comm: Communicator) -> None:
+        feedback = ErrorFeedback("fp8_e4m3")
+        large = GradientBuckets(comm, parameters(), compression=feedback)
+        with pytest.raises(ArgumentValueError, match="name="):
+            GradientBuckets(comm, parameters(), compression=feedback)
+        small = GradientBuckets(comm, parameters(), compression=feedback, name="small")
+        total = np.zeros(48)
+        for step in range(30):
+            for name in SHAPES:
+                large.ready(name, gradient(name, comm.rank, step) * 1000)
+                small.ready(name, gradient(name, comm.rank, step) / 7)
+            total += small.wait()["norm"]
+            large.wait()
+            total -= sum(gradient("norm", rank, step) / 7 for rank in range(comm.size)) / comm.size
+        assert np.abs(total).max() < 0.6
+        del small
+        GradientBuckets(comm, parameters(), compression=feedback, name="small")
+
+    pycomm.run_local(2, run, timeout=20)
+
+
+def test_ranks_that_disagree_are_told_when_buckets_are_made() -> None:
+    def run(comm: Communicator) -> None:
+        names = ["a", "b"] if comm.rank else ["b", "a"]
+        with pytest.raises(MismatchError, match="order"):
+            GradientBuckets(comm, {name: np.zeros(3) for name in names})
+        assert comm.all_reduce(np.ones(1))[0] == comm.size  # it is usable
+
+    pycomm.run_local(2, run, timeout=20)
+
+
+def test_arrays_fill_buckets_up_to_their_size() -> None:
+    arrays = {
+        name: np.zeros(count, np.float32)
+        for name, count in zip("abcdef", (10, 90, 1, 300, 5, 5), strict=True)
+    }
+    with pycomm.init("local") as comm:
+        buckets = GradientBuckets(comm, arrays, bucket_bytes=400)
+        assert [one.names for one in buckets._buckets] == [["a", "b"], ["c"], ["d"], ["e", "f"]]
+
+
 def test_wrong_gradients_are_named_and_change_nothing() -> None:
     with pycomm.init("local") as comm:
         buckets = GradientBuckets(comm, parameters())
@@ -175,6 +223,7 @@ def test_wrong_gradients_are_named_and_change_nothing() -> None:
         ({"x": np.zeros(3)}, {"op": "median"}, ArgumentValueError),
         ({"x": np.zeros(3, bool)}, {}, ArgumentTypeError),
         ({"x": np.zeros(3)}, {"compression": "zip"}, ArgumentValueError),
+        ({"x": np.zeros(3, "f4")}, {"compression": "bf16", "op": "max"}, ArgumentValueError),
     ],
 )
 def test_what_cannot_be_put_in_buckets(

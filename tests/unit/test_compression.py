@@ -281,8 +281,30 @@ def test_state_goes_on_where_it_was() -> None:
     for _ in range(3):
         x = rng.standard_normal(300)
         np.testing.assert_array_equal(encoded(one, x, "w")[0], encoded(two, x, "w")[0])
-    state["residuals"]["w"]["arrays"][0][:] = 0  # a copy: nobody else's
+    state["residuals"][0]["arrays"][0][:] = 0  # a copy: nobody else's
     np.testing.assert_array_equal(encoded(one, x, "w")[0], encoded(two, x, "w")[0])
+
+
+def test_a_state_survives_json_and_another_size_starts_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, two = ErrorFeedback("bf16"), ErrorFeedback("bf16")
+    for key in (7, "7"):
+        encoded(one, np.full(5, 1.001 + isinstance(key, str)), key)
+    state = one.state_dict()
+    for told in state["residuals"]:
+        told["arrays"] = [array.tolist() for array in told["arrays"]]
+    two.load_state_dict(json.loads(json.dumps(state)))
+    assert two.keys() == (7, "7")
+    for key in (7, "7"):
+        x = np.full(5, 1.001)
+        np.testing.assert_array_equal(encoded(one, x, key)[0], encoded(two, x, key)[0])
+    assert not caplog.records
+    state["residuals"][0]["arrays"] = [[0.0] * 4]  # not what the layout says
+    two.load_state_dict(state)
+    with caplog.at_level(logging.WARNING, "pycomm"):
+        encoded(two, np.full(5, 1.001), 7)
+    assert "7 starts anew" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -290,16 +312,16 @@ def test_state_goes_on_where_it_was() -> None:
     [
         {},
         None,
-        {"codec": Cast("bf16").to_dict(), "residuals": {}},
+        {"codec": Cast("bf16").to_dict(), "residuals": 3},
         {"codec": ErrorFeedback("fp16").to_dict(), "residuals": {}},
-        {"codec": ErrorFeedback("bf16").to_dict(), "residuals": {"w": {"layout": []}}},
+        {"codec": ErrorFeedback("bf16").to_dict(), "residuals": [{"key": "w", "layout": []}]},
         {
             "codec": ErrorFeedback("bf16").to_dict(),
-            "residuals": {"w": {"layout": [], "arrays": [[np.nan]]}},
+            "residuals": [{"key": "w", "layout": [], "arrays": [[np.nan]]}],
         },
         {
             "codec": ErrorFeedback("bf16").to_dict(),
-            "residuals": {"w": {"layout": [], "arrays": [[[1.0]]]}},
+            "residuals": [{"key": "w", "layout": [], "arrays": [[[1.0]]]}],
         },
     ],
 )
