@@ -4,14 +4,15 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from pycomm.algorithms.compression import ErrorFeedback, as_codec
+from pycomm.algorithms.compression.codec import name_of
 from pycomm.arguments import reduce_op
 from pycomm.buffers import as_buffer
-from pycomm.dtypes import ReduceOp, as_op
+from pycomm.dtypes import ReduceOp, as_dtype, as_op
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
 
 if TYPE_CHECKING:
@@ -22,9 +23,18 @@ __all__ = ["GradientBuckets"]
 
 Array = np.ndarray[Any, Any]
 
-# Who uses each error feedback, by name: two of one name would mix their residuals.
-_users: "WeakKeyDictionary[ErrorFeedback, WeakValueDictionary[str, GradientBuckets]]"
-_users = WeakKeyDictionary()
+# How many sets of buckets without a name each error feedback has served.
+_served: "WeakKeyDictionary[ErrorFeedback, int]" = WeakKeyDictionary()
+
+
+def _as_array(x: Any, what: str) -> Array:
+    """Return an array of any origin as one of NumPy, without a copy where that can be."""
+    try:
+        if not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__"):
+            return np.from_dlpack(x)
+        return np.asarray(x)
+    except Exception as error:
+        raise ArgumentTypeError(f"{what} is no array: {error}") from error
 
 
 @dataclass(eq=False)
@@ -73,8 +83,9 @@ class GradientBuckets:
         ``lambda name, x: x.ndim < 2``. They get buckets of their own.
     timeout : float, optional
         Deadline of each reduction in seconds; by default that of the communicator.
-    name : str
-        The beginning of those keys, different for all buckets that share one `ErrorFeedback`.
+    name : str, optional
+        The beginning of those keys. By default "gradients", with a number from the second set of
+        buckets on that is made with one `ErrorFeedback`.
 
     Raises
     ------
@@ -94,7 +105,7 @@ class GradientBuckets:
         compression: Any = None,
         exempt: Callable[[str, Any], bool] | None = None,
         timeout: float | None = None,
-        name: str = "gradients",
+        name: str | None = None,
     ) -> None:
         if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int):
             raise ArgumentTypeError(f"bucket_bytes is a number of bytes, not {bucket_bytes!r}")
@@ -110,29 +121,28 @@ class GradientBuckets:
         for one, like in parameters.items():
             if not isinstance(one, str):
                 raise ArgumentTypeError(f"the name of a parameter is a string, not {one!r}")
-            dtype = as_buffer(like).dtype
-            plain = exempt is not None and bool(exempt(one, like))
+            array = _as_array(like, f"parameter {one!r}")
+            dtype = as_dtype(array.dtype)
+            plain = exempt is not None and bool(exempt(one, array))
             compressed = self._compression is not None and dtype.name == "float32" and not plain
-            self._kinds[one] = tuple(like.shape), dtype.numpy, compressed
+            self._kinds[one] = array.shape, dtype.numpy, compressed
             reduce_op(op, as_buffer(np.empty(0, dtype.numpy)))  # raises if it cannot be
         if self._compression is not None and as_op(op) not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ArgumentValueError(f"compression is for sum and avg, not for {op}")
-        if isinstance(self._compression, ErrorFeedback):
-            users = _users.setdefault(self._compression, WeakValueDictionary())
-            if name in users:
-                raise ArgumentValueError(
-                    f"other GradientBuckets called {name!r} use this ErrorFeedback; give these "
-                    "another name="
-                )
-            users[name] = self
-        said = (self._kinds, bucket_bytes, str(op), str(self._compression), name)
+        codec = self._compression
+        how = None if codec is None else name_of(codec)
+        said = (self._kinds, bucket_bytes, str(op), how, name)
         told = comm.all_gather_object(zlib.crc32(repr(said).encode()))
         if len(set(told)) > 1:
             raise MismatchError(
                 "GradientBuckets: the ranks disagree about names, shapes, dtypes, their order, or "
                 "options"
             )
-        self._name = name
+        self._name = "gradients" if name is None else name
+        if name is None and isinstance(codec, ErrorFeedback):
+            # Sets that share it must not share residuals; ranks make them in the same order.
+            served = _served[codec] = _served.get(codec, 0) + 1
+            self._name += f" {served}" if served > 1 else ""
         self._last = list(self._kinds)  # in the order in which they became ready
         self._build(self._last)
 
@@ -204,7 +214,7 @@ class GradientBuckets:
         if name not in bucket.missing:
             raise ArgumentValueError(f"{name!r} was ready before; wait() ends a step")
         if gradient is not None:
-            array = np.asarray(gradient)
+            array = _as_array(gradient, repr(name))
             if array.shape != view.shape or array.dtype != view.dtype:
                 raise ArgumentValueError(
                     f"{name!r} is {view.dtype} of shape {view.shape}, "
@@ -257,6 +267,7 @@ class GradientBuckets:
         for bucket in self._buckets:
             assert bucket.work is not None
             bucket.work.wait(timeout)
+        for bucket in self._buckets:
             bucket.work = None
             bucket.missing = set(bucket.names)
         self._started = 0

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ __all__ = ["as_check", "differences", "encode"]
 
 Array = np.ndarray[Any, Any]
 
-_TEXT = 160  # bytes for the texts of a call, which are short names
+_TEXT = 400  # bytes for the texts of a call
+_LONGEST = 64  # of one of them, which are short names but for those of users' codecs
 
 
 def as_check(check: bool | None) -> bool:
@@ -31,7 +33,11 @@ def encode(texts: Sequence[str], numbers: Sequence[int]) -> Array:
     numbers : sequence of int
         Sequence number, count and root (-1 for none).
     """
-    text = "\0".join(texts).encode()[:_TEXT].ljust(_TEXT, b"\0")
+    short = [
+        one if len(one) <= _LONGEST else f"{one[: _LONGEST - 9]}~{zlib.crc32(one.encode()):08x}"
+        for one in (text.encode("ascii", "replace").decode() for text in texts)
+    ]
+    text = "\0".join(short).encode().ljust(_TEXT, b"\0")
     return np.frombuffer(text + struct.pack("3q", *numbers), np.uint8)
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from pycomm.algorithms.compression import Codec
+from pycomm.algorithms.compression.codec import name_of
 from pycomm.algorithms.cost import ASSUMED, Model
 from pycomm.algorithms.hierarchical import Groups, hosts_of, rail_of
 from pycomm.algorithms.registry import RESERVED, SHARED, Algorithm, algorithm_of, names, watch
@@ -314,6 +315,11 @@ class Choices:
         name, why = request.algorithm, "asked for"
         if name == "auto":
             name, why = seats[0], f"{self.hosts} host{'s' * (self.hosts > 1)}"
+            forced = self.overrides.get(collective) or self.overrides.get("")
+            if forced in seats:
+                name, why = forced, f"{VARIABLE} says {forced}"
+            elif forced is not None:
+                why += f"; {VARIABLE} says {forced}, which has no seat for a codec"
         if name not in seats:
             raise ArgumentValueError(
                 f"algorithm {name!r} has no seat for a codec in {collective} here, "
@@ -335,7 +341,7 @@ class Choices:
         if not self._pays_to_meet(request):
             return choice
         assert self.host is not None
-        said = f"{codec}, {op}"
+        said = f"{name_of(codec)}, {op}"
         inside = SharedHierarchy(self.host, dtype, _SUM, count, layers.across, said)
         return Choice(name, why, None, None, shared=inside, instead=choice)
 

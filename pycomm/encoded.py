@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pycomm.algorithms.compression import Codec, ErrorFeedback
+from pycomm.algorithms.compression.codec import exact_size
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
@@ -121,6 +122,8 @@ class EncodedSum:
         Sum or average.
     segments : list of tuple of int
         The pieces ``[start, stop)`` of the values that go one after the other.
+    whole : int
+        How many values the whole call has, of which these may be a slice.
     inputs : int
         How many ranks' values have been added up in each contribution already.
     note : callable
@@ -145,13 +148,14 @@ class EncodedSum:
         codec: Codec,
         op: Op,
         segments: list[tuple[int, int]],
+        whole: int,
         inputs: int,
         note: Note,
     ) -> None:
         self._transport, self._pool, self._note = transport, pool, note
         self._ranks = ranks
         self._index = ranks.index(transport.rank)
-        self._size_of = codec.encoded_size
+        self._size_of = exact_size(codec)
         size = len(ranks)
         average = op is ReduceOp.AVG
         self._before = np.float32(1 / inputs if average else 0.5 ** (inputs - 1).bit_length())
@@ -173,7 +177,7 @@ class EncodedSum:
             self.bytes_sent += sum(map(self._size_of, others)) + (size - 1) * self._size_of(own)
             self.plain_bytes += _ITEM * (sum(others) + (size - 1) * own)
         # With other segments results are owned in other places.
-        self._layout = ("all_reduce", count, len(segments), str(op), inputs, self._index, *ranks)
+        self._layout = ("all_reduce", whole, len(segments), str(op), inputs, self._index, *ranks)
         self._sizes = (count, owned)
 
     def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:

@@ -81,7 +81,7 @@ class EncodedFlat(EncodedExecution):
     ) -> None:
         ranks = tuple(range(transport.size))
         pieces = segments_of(count, ITEM, segment, PIECES)
-        self._sum = EncodedSum(transport, pool, ranks, codec, op, pieces, 1, note)
+        self._sum = EncodedSum(transport, pool, ranks, codec, op, pieces, count, 1, note)
         self.segments, self.rounds = len(self._sum.segments), self._sum.rounds
         self.bytes_sent, self.plain_bytes = self._sum.bytes_sent, self._sum.plain_bytes
 
@@ -128,7 +128,7 @@ class EncodedHierarchy(EncodedExecution):
         longest = max(end - begin for begin, end in slices)
         self.segments = len(segments_of(longest, ITEM, segment, PIECES))
         own = spans(stop - start, self.segments)
-        self._sum = EncodedSum(transport, pool, rail, codec, op, own, len(self._here), note)
+        self._sum = EncodedSum(transport, pool, rail, codec, op, own, count, len(self._here), note)
         #: What goes on between hosts, for ranks that do the stages inside in another way.
         self.across = self._sum
         self._pieces = [

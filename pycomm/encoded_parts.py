@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pycomm.algorithms.compression import Codec
+from pycomm.algorithms.compression.codec import exact_size
 from pycomm.algorithms.hierarchical import Groups, hosts_of
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
@@ -42,7 +43,7 @@ class EncodedParts(EncodedExecution):
         self._transport, self._pool, self._note = transport, pool, note
         self._count = count
         self._reduces = op is not None
-        self._size_of = codec.encoded_size
+        self._size_of = exact_size(codec)
         rank, size = transport.rank, transport.size
         hosts = hosts_of(groups) if groups is not None else tuple((one,) for one in range(size))
         #: For each place in a host, the ranks that have it.

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pycomm.algorithms.compression.codec import name_of
 from pycomm.algorithms.hierarchical import hosts_of
 from pycomm.buffers import Buffer, as_buffer
 from pycomm.call import Call
@@ -287,7 +288,7 @@ class Engine:
         if self.deterministic if call.deterministic is None else call.deterministic:
             algorithm += ", deterministic"
         if call.codec is not None:
-            algorithm += f", compression {call.codec}"
+            algorithm += f", compression {name_of(call.codec)}"
         own = encode(
             (operation, call.dtype.name, str(op or ""), algorithm, choice.algorithm),
             (self.sequence, call.count, call.root),

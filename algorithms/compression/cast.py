@@ -8,7 +8,7 @@ import numpy as np
 
 from pycomm.algorithms.compression.codec import Array, checked, readers
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
-from pycomm.kernels.casts import FORMATS, exponents, narrow, rescale, widen
+from pycomm.kernels.casts import FORMATS, clamp, exponents, narrow, rescale, widen
 from pycomm.kernels.host import quietly
 
 __all__ = ["Cast"]
@@ -137,6 +137,9 @@ class Cast:
         """Encode one piece and its residual, and keep the error there."""
         np.add(piece, kept, out=kept)
         saturated, look = self._narrow(kept, codes, exps, scratch)
+        if look:
+            clamp(kept, piece)
+            saturated, _ = self._narrow(kept, codes, exps, scratch)
         self._widen(codes, exps, scratch)
         np.subtract(kept, scratch, out=kept)
         if not look:

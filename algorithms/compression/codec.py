@@ -1,5 +1,6 @@
 """What a codec is, and how one is named."""
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -7,7 +8,9 @@ import numpy as np
 
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Array", "Codec", "as_codec", "checked", "from_dict", "readers"]
+__all__ = [
+    "Array", "Codec", "as_codec", "checked", "exact_size", "from_dict", "name_of", "readers",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +31,7 @@ class Codec(Protocol):
         Parameters
         ----------
         source : numpy.ndarray
-            float32, one-dimensional, contiguous.
+            float32, one-dimensional, contiguous; it may be empty.
         target : numpy.ndarray
             ``encoded_size(source.size)`` bytes, as uint8.
         key : str or int, optional
@@ -91,9 +94,35 @@ def as_codec(compression: Any) -> Codec | None:
         raise ArgumentTypeError(
             f"compression is a name, such as 'bf16', or a codec, not {compression!r}"
         )
-    if type(compression).__hash__ is None:
-        raise ArgumentTypeError(f"a codec is frozen, so that it can be hashed: {compression!r}")
+    try:
+        hash(compression)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"a codec is frozen, so that it can be hashed: {compression!r}"
+        ) from None
     return compression
+
+
+def name_of(codec: Codec) -> str:
+    """Return what a codec is called, equal for equal codecs: its own text, or type and facts."""
+    if type(codec).__str__ is not object.__str__:
+        return str(codec)
+    return f"{type(codec).__name__} {codec.to_dict()}"
+
+
+def exact_size(codec: Codec) -> Callable[[int], int]:
+    """Return a codec's `encoded_size`, which raises `ArgumentTypeError` if that is no number."""
+
+    def size(count: int) -> int:
+        nbytes = codec.encoded_size(count)
+        try:
+            return operator.index(nbytes)
+        except TypeError:
+            raise ArgumentTypeError(
+                f"encoded_size is a number of bytes, not {nbytes!r}: {name_of(codec)}"
+            ) from None
+
+    return size
 
 
 def checked(codec: Codec, source: Array, target: Array, *, decoding: bool = False) -> None:

@@ -13,9 +13,11 @@ from pycomm.algorithms.compression.codec import (
     as_codec,
     checked,
     from_dict,
+    name_of,
     readers,
 )
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
+from pycomm.kernels.casts import clamp
 from pycomm.kernels.host import quietly
 
 __all__ = ["ErrorFeedback", "Key", "check_key"]
@@ -74,7 +76,7 @@ class ErrorFeedback:
     def compensate(self, source: Array, target: Array, residual: Array) -> int:
         """Encode ``source + residual``, and leave in `residual` what the encoding took away."""
         saturated: int
-        if isinstance(self.inner, Cast):
+        if type(self.inner) is Cast:  # a subclass may encode in another way
             saturated, dropped = self.inner.compensate(source, target, residual)
         else:
             saturated, dropped = quietly(self._in_parts, source, target, residual)
@@ -85,6 +87,7 @@ class ErrorFeedback:
     def _in_parts(self, source: Array, target: Array, residual: Array) -> tuple[int, int]:
         """Do `compensate` with a codec that knows nothing of residuals."""
         np.add(source, residual, out=residual)
+        clamp(residual, source)
         saturated = int(self.inner.encode(residual, target) or 0)
         decoded = np.empty_like(residual)
         self.inner.decode(target, decoded)
@@ -156,6 +159,8 @@ class ErrorFeedback:
         ArgumentValueError
             If it is not such a state, or that of another codec. Then nothing has changed.
         """
+        if isinstance(state, np.ndarray) and state.shape == ():
+            state = state.item()  # what numpy.savez makes of a dictionary
         try:
             if state["codec"] != self.to_dict():
                 raise ArgumentValueError(
@@ -168,8 +173,14 @@ class ErrorFeedback:
                 arrays = tuple(np.array(array, np.float32) for array in told["arrays"])
                 if not all(one.ndim == 1 and np.isfinite(one).all() for one in arrays):
                     raise ArgumentValueError(f"residuals of {key!r} are not flat, or not finite")
-                kept[key] = _hashable(told["layout"]), arrays
-        except (KeyError, TypeError, AttributeError) as error:
+                layout = _hashable(told["layout"])
+                hash(layout)
+                if key in kept:
+                    raise ArgumentValueError(f"residuals of {key!r} twice")
+                kept[key] = layout, arrays
+        except ArgumentValueError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ArgumentValueError(f"no state of error feedback: {error}") from error
         self._kept = kept
 
@@ -178,7 +189,7 @@ class ErrorFeedback:
         return {"codec": "error_feedback", "inner": self.inner.to_dict()}
 
     def __str__(self) -> str:
-        return f"{self.inner} with error feedback"
+        return f"{name_of(self.inner)} with error feedback"
 
     def __repr__(self) -> str:
         return f"ErrorFeedback({self.inner!r}) with {len(self._kept)} keys"

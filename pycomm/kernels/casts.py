@@ -12,7 +12,7 @@ import ml_dtypes
 import numkong
 import numpy as np
 
-__all__ = ["FORMATS", "Array", "Format", "exponents", "narrow", "rescale", "widen"]
+__all__ = ["FORMATS", "Array", "Format", "clamp", "exponents", "narrow", "rescale", "widen"]
 
 Array = np.ndarray[Any, Any]
 
@@ -105,6 +105,12 @@ def narrow(
     if saturate:
         target[too_large] = np.copysign(np.float32(form.largest), source[too_large])
     return int(np.count_nonzero(too_large)), True
+
+
+def clamp(sums: Array, source: Array) -> None:
+    """Make sums of finite values that overflowed the largest float32; `source` is one addend."""
+    wrong = np.isinf(sums) & np.isfinite(source)
+    sums[wrong] = np.copysign(np.finfo(np.float32).max, sums[wrong])
 
 
 def widen(source: Array, target: Array, form: Format) -> None:

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pycomm
-from pycomm import ArgumentTypeError, ArgumentValueError, Communicator, MismatchError, choice
+from pycomm import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    Communicator,
+    GradientBuckets,
+    MismatchError,
+    choice,
+)
 from pycomm.algorithms.compression import Cast, ErrorFeedback
 
 LAYOUTS: list[list[int]] = [[0], [0, 0], [0, 1], [0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1]]
@@ -274,6 +281,31 @@ def test_plans_and_works_in_flight() -> None:
     on([0, 0, 1, 1], run)
 
 
+def test_another_length_starts_anew_on_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a rank's slice has the same length as before."""
+
+    def run(comm: Communicator) -> None:
+        feedback = ErrorFeedback("fp8_e4m3")
+        comm.all_reduce(np.full(9, 1030, np.float32), compression=feedback, key="w")
+        x = comm.all_reduce(np.zeros(10, np.float32), compression=feedback, key="w")
+        assert not x.any()
+
+    on([0, 0, 1, 1], run)
+    assert caplog.text.count("'w' starts anew") == 4
+
+
+def test_the_variable_chooses_a_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(comm: Communicator) -> str:
+        return str(comm.plan("all_reduce", np.ones(4, np.float32), compression="bf16"))
+
+    for value, said in (
+        ("all_reduce=direct", "direct: PYCOMM_ALGORITHM says direct"),
+        ("ring", "hierarchical: 2 hosts; PYCOMM_ALGORITHM says ring, which has no seat"),
+    ):
+        monkeypatch.setenv("PYCOMM_ALGORITHM", value)
+        assert all(said in text for text in on([0, 0, 1, 1], run))
+
+
 class Upper:
     """A user's codec: the upper half of each float, no more."""
 
@@ -287,19 +319,49 @@ class Upper:
         target.view(np.uint32)[:] = source.view(np.uint16).astype(np.uint32) << 16
 
     def to_dict(self) -> dict[str, Any]:
-        return {"codec": "upper"}
+        return {"codec": "upper", "more": "x" * 300}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Upper
+
+    def __hash__(self) -> int:
+        return 7
 
 
-def test_a_codec_of_ones_own() -> None:
-    upper = Upper()
+class Half(Cast):
+    """Another encoding, by what a cast does."""
 
+    def encode(self, source: np.ndarray, target: np.ndarray, key: Any = None) -> int:
+        return super().encode(source * np.float32(0.5), target)
+
+    def decode(self, source: np.ndarray, target: np.ndarray) -> None:
+        super().decode(source, target)
+        target *= 2
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_codec_of_ones_own(check: bool) -> None:
     def run(comm: Communicator) -> None:
-        for codec in (upper, ErrorFeedback(upper)):
+        for codec in (Upper(), ErrorFeedback(Upper()), Half("bf16"), ErrorFeedback(Half("bf16"))):
             x = np.arange(100, dtype=np.float32)
             comm.all_reduce(x, compression=codec, key=1)
             assert (x == comm.size * np.arange(100)).all()
+        GradientBuckets(comm, {"a": np.zeros(3, np.float32)}, compression=Upper())
+        if check:
+            with pytest.raises(MismatchError, match=r"4 x float32.*5 x float32"):
+                comm.all_reduce(np.ones(4 + comm.rank % 2, np.float32), compression=Upper())
 
-    on([0, 0, 1, 1], run)
+    on([0, 0, 1, 1], run, check=check)
+
+
+class Unhashable(Upper):
+    def __hash__(self) -> int:
+        return hash([])
+
+
+class Unsized(Upper):
+    def encoded_size(self, count: int) -> Any:
+        return 2.0 * count
 
 
 def test_what_cannot_be_compressed_is_said_before_anything_is_sent() -> None:
@@ -318,6 +380,8 @@ def test_what_cannot_be_compressed_is_said_before_anything_is_sent() -> None:
                 "sum and avg",
             ),
             (lambda: comm.all_reduce(x, compression=feedback), ArgumentTypeError, "key="),
+            (lambda: comm.all_reduce(x, compression=Unhashable()), ArgumentTypeError, "frozen"),
+            (lambda: comm.all_reduce(x, compression=Unsized()), ArgumentTypeError, "encoded_size"),
             (lambda: comm.all_gather(x, compression=feedback), ArgumentTypeError, "key="),
             (
                 lambda: comm.all_reduce(x, compression="bf16", algorithm="ring"),

@@ -3,6 +3,7 @@
 import json
 import logging
 import pickle
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -250,6 +251,16 @@ def test_nothing_that_is_not_finite_stays(codec: Cast) -> None:
         assert total[0] == pytest.approx(70_001, rel=2**-11)
 
 
+@pytest.mark.parametrize("name", ["fp16", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("block", [0, 256])
+def test_large_residuals_do_not_overflow(name: str, block: int) -> None:
+    feedback = ErrorFeedback(Cast(name, block=block))
+    for value in (3.2e38, -3.2e38):
+        for _ in range(5):
+            assert np.isfinite(there_and_back(feedback, np.full(256, value), "w")).all()
+        feedback.reset()
+
+
 def test_keys_are_the_callers_and_memory_is_theirs(caplog: pytest.LogCaptureFixture) -> None:
     feedback = ErrorFeedback("bf16")
     for step in range(1000):
@@ -307,11 +318,29 @@ def test_a_state_survives_json_and_another_size_starts_anew(
     assert "7 starts anew" in caplog.text
 
 
+def test_a_state_through_numpy(tmp_path: Path) -> None:
+    one, two = ErrorFeedback("bf16"), ErrorFeedback("bf16")
+    encoded(one, [1.001], "w")
+    np.savez(tmp_path / "state.npz", state=np.array(one.state_dict(), dtype=object))
+    two.load_state_dict(np.load(tmp_path / "state.npz", allow_pickle=True)["state"])
+    np.testing.assert_array_equal(encoded(one, [1.001], "w")[0], encoded(two, [1.001], "w")[0])
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {},
         None,
+        np.zeros(3),
+        *(
+            {"codec": ErrorFeedback("bf16").to_dict(), "residuals": residuals}
+            for residuals in (
+                [{"key": "w", "layout": [], "arrays": ["x"]}],
+                [{"key": "w", "layout": [], "arrays": [[[1], [2, 3]]]}],
+                [{"key": "w", "layout": [{}], "arrays": []}],
+                [{"key": "w", "layout": [], "arrays": []}] * 2,
+            )
+        ),
         {"codec": Cast("bf16").to_dict(), "residuals": 3},
         {"codec": ErrorFeedback("fp16").to_dict(), "residuals": {}},
         {"codec": ErrorFeedback("bf16").to_dict(), "residuals": [{"key": "w", "layout": []}]},
