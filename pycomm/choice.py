@@ -316,7 +316,7 @@ class Choices:
         if name == "auto":
             name, why = seats[0], f"{self.hosts} host{'s' * (self.hosts > 1)}"
             forced = self.overrides.get(collective) or self.overrides.get("")
-            if forced in seats:
+            if forced is not None and forced in seats:
                 name, why = forced, f"{VARIABLE} says {forced}"
             elif forced is not None:
                 why += f"; {VARIABLE} says {forced}, which has no seat for a codec"
