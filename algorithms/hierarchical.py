@@ -234,7 +234,6 @@ def _is_host(groups: Groups) -> bool:
     return not groups or not isinstance(groups[0], tuple)
 
 
-@lru_cache(maxsize=256)
 def rail_of(rank: int, groups: Groups) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ranks of a rank's host, and those in its place on all hosts, of equal size."""
     hosts = hosts_of(groups)
@@ -242,6 +241,7 @@ def rail_of(rank: int, groups: Groups) -> tuple[tuple[int, ...], tuple[int, ...]
     return here, tuple(ranks[here.index(rank)] for ranks in hosts)
 
 
+@lru_cache(maxsize=256)
 def hosts_of(groups: Groups) -> tuple[tuple[int, ...], ...]:
     """Return the hosts that nested groups consist of, in order."""
     if _is_host(groups):

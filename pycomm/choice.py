@@ -14,7 +14,7 @@ from pycomm.algorithms.schedule import COLLECTIVES, ROOTED, data_count, spans
 from pycomm.algorithms.select import Table, built_in, preferences
 from pycomm.call import Call
 from pycomm.dtypes import DTYPES, DType, Kind, Op, ReduceOp
-from pycomm.encoded_calls import EncodedExecution, EncodedFlat, EncodedHierarchy
+from pycomm.encoded_calls import EncodedAllReduce, EncodedExecution
 from pycomm.encoded_parts import EncodedParts
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.executor import Execution, Steps
@@ -326,19 +326,16 @@ class Choices:
                 f"{' and '.join(seats)} {'have' if len(seats) > 1 else 'has'} one"
             )
         facts = self._transport, self._pool
+        groups = self.groups if name == "hierarchical" else None
         if collective != "all_reduce":
-            groups = self.groups if name == "hierarchical" else None
             parts = EncodedParts(
                 *facts, groups, collective, codec, op, count, self.segment, self._note
             )
             return Choice(name, why, None, None, encoded=parts)
         assert op is not None
-        if name == "direct":
-            flat = EncodedFlat(*facts, codec, op, count, self.segment, self._note)
-            return Choice(name, why, None, None, encoded=flat)
-        layers = EncodedHierarchy(*facts, self.groups, codec, op, count, self.segment, self._note)
+        layers = EncodedAllReduce(*facts, groups, codec, op, count, self.segment, self._note)
         choice = Choice(name, why, None, None, encoded=layers)
-        if not self._pays_to_meet(request):
+        if groups is None or not self._pays_to_meet(request):
             return choice
         assert self.host is not None
         said = f"{name_of(codec)}, {op}"

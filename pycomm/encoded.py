@@ -19,14 +19,15 @@ from pycomm.algorithms.compression.codec import exact_size
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
-from pycomm.executor import Steps
+from pycomm.executor import Start, Steps
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Transport
 
-__all__ = ["EncodedSum", "Encoder", "Note", "cut"]
+__all__ = ["ITEM", "EncodedSum", "Encoder", "Note", "cut"]
 
-_ITEM = 4  # bytes of a float32
+#: Bytes of a float32.
+ITEM = 4
 _ALIGNMENT = 64
 
 #: Adds to the count of values that were too large.
@@ -76,19 +77,8 @@ class Encoder(NamedTuple):
         """Write the sum of all contributions, in their order, over `divisor` to `total`.
 
         Those of others are encoded in `come`; the one of this rank, at `index`, is `own`. `scratch`
-        is as long as `total`.
+        is as long as `total`. To be called `quietly`.
         """
-        quietly(self._add_up, come, index, own, total, scratch, divisor)
-
-    def _add_up(
-        self,
-        come: Sequence[Array],
-        index: int,
-        own: Array,
-        total: Array,
-        scratch: Array,
-        divisor: np.float32,
-    ) -> None:
         for peer, encoded in enumerate(come):
             target = scratch if peer else total
             if peer == index:
@@ -175,12 +165,12 @@ class EncodedSum:
             others = [end - begin for begin, end in bounds]
             del others[self._index]
             self.bytes_sent += sum(map(self._size_of, others)) + (size - 1) * self._size_of(own)
-            self.plain_bytes += _ITEM * (sum(others) + (size - 1) * own)
+            self.plain_bytes += ITEM * (sum(others) + (size - 1) * own)
         # With other segments results are owned in other places.
         self._layout = ("all_reduce", whole, len(segments), str(op), inputs, self._index, *ranks)
         self._sizes = (count, owned)
 
-    def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:
+    def bind(self, call: Call) -> Start:
         """Return what starts a segment of a call: ``start(segment, source, target, tag)``.
 
         `source` and `target` are that segment of the contribution and of the result; they may be
@@ -203,12 +193,12 @@ class EncodedSum:
         lengths = [stop - start for start, stop in bounds]
         sizes = [self._size_of(length) for length in lengths]
         scaled = 0 if self._before == 1 else end - begin
-        nbytes = 2 * sum(sizes) + len(ranks) * sizes[index] + _ITEM * (2 * lengths[index] + scaled)
+        nbytes = 2 * sum(sizes) + len(ranks) * sizes[index] + ITEM * (2 * lengths[index] + scaled)
         block, take = cut(self._pool, nbytes, 3 * len(ranks) + 3)
         contribution = source
         if scaled:
             # Not in the target: this rank's own part is read after the messages have gone.
-            contribution = take(_ITEM * scaled).view(np.float32)
+            contribution = take(ITEM * scaled).view(np.float32)
             quietly(np.multiply, source, self._before, contribution)
         gone = [take(size) for size in sizes]
         come = [take(sizes[index]) for _ in ranks]
@@ -222,8 +212,8 @@ class EncodedSum:
             [(ranks[peer], come[peer]) for peer in peers],
             tag,
         )
-        total, part = (take(_ITEM * lengths[index]).view(np.float32) for _ in range(2))
-        encoder.add_up(come, index, contribution[own], total, part, self._divisor)
+        total, part = (take(ITEM * lengths[index]).view(np.float32) for _ in range(2))
+        quietly(encoder.add_up, come, index, contribution[own], total, part, self._divisor)
         encoder.encode(total, gone[index], 1, self._owned[segment])
         result = [gone[index] if peer == index else take(sizes[peer]) for peer in range(len(ranks))]
         yield post(

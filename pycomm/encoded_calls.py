@@ -4,7 +4,8 @@ Across hosts with equally many ranks only the hop between hosts is encoded: the 
 up their values first and hand on the result as it is.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,23 +14,21 @@ from pycomm.algorithms.hierarchical import Groups, rail_of
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.dtypes import Op
-from pycomm.encoded import EncodedSum, Note, cut
-from pycomm.executor import WINDOW, Steps, segments_of, taking_turns
+from pycomm.encoded import ITEM, EncodedSum, Note, cut
+from pycomm.executor import WINDOW, Start, Steps, segments_of, taking_turns
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Transport
 from pycomm.units import format_bytes
 
-__all__ = ["ITEM", "PIECES", "EncodedExecution", "EncodedFlat", "EncodedHierarchy", "add"]
+__all__ = ["PIECES", "EncodedAllReduce", "EncodedExecution", "add"]
 
-#: Bytes of a float32.
-ITEM = 4
 #: Segments of a call that is not longer: while one is on the wire the other one is encoded. More
 #: of them cost more than they hide (two hosts, 1 Gbit/s).
 PIECES = 2
 
 
-class EncodedExecution:
+class EncodedExecution(ABC):
     """What all of them have in common.
 
     Attributes
@@ -63,56 +62,34 @@ class EncodedExecution:
 
     def steps(self, call: Call, tags: Sequence[int]) -> Steps:
         """Return the steps of one call; `tags` are `WINDOW` tags for it alone."""
-        raise NotImplementedError
-
-
-class EncodedFlat(EncodedExecution):
-    """All_reduce among all ranks, each of which may be anywhere."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        pool: ScratchPool,
-        codec: Codec,
-        op: Op,
-        count: int,
-        segment: int,
-        note: Note,
-    ) -> None:
-        ranks = tuple(range(transport.size))
-        pieces = segments_of(count, ITEM, segment, PIECES)
-        self._sum = EncodedSum(transport, pool, ranks, codec, op, pieces, count, 1, note)
-        self.segments, self.rounds = len(self._sum.segments), self._sum.rounds
-        self.bytes_sent, self.plain_bytes = self._sum.bytes_sent, self._sum.plain_bytes
-
-    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
-        """Return the steps of one call."""
         x, out = call.flat()
         assert x is not None
         assert out is not None
-        start = self._sum.bind(call)
+        start = self._bind(call, x, out)
 
         def one(segment: int, slot: int) -> Steps:
-            piece = slice(*self._sum.segments[segment])
-            return start(segment, x[piece], out[piece], tags[slot])
+            return start(segment, tags[slot])
 
         yield from taking_turns(self.segments, WINDOW, one)
 
+    @abstractmethod
+    def _bind(self, call: Call, x: Array, out: Array) -> Callable[[int, int], Steps]:
+        """Return what starts a segment of a call: ``start(segment, tag)``."""
 
-class EncodedHierarchy(EncodedExecution):
-    """All_reduce over hosts with equally many ranks, encoded between the hosts only.
+
+class EncodedAllReduce(EncodedExecution):
+    """All_reduce of all ranks, or over hosts with equally many, encoded between the hosts only.
 
     The ranks of a host share out the data: each adds up its slice of all of them, all_reduces it
     with the ranks that carry the same slice elsewhere, and gives it to the others of its host.
+    Without `groups` each rank is treated as a host.
     """
-
-    rounds = 1 + EncodedSum.rounds + 1
 
     def __init__(
         self,
         transport: Transport,
         pool: ScratchPool,
-        groups: Groups,
+        groups: Groups | None,
         codec: Codec,
         op: Op,
         count: int,
@@ -120,7 +97,8 @@ class EncodedHierarchy(EncodedExecution):
         note: Note,
     ) -> None:
         self._transport, self._pool = transport, pool
-        self._here, rail = rail_of(transport.rank, groups)
+        alone = tuple((rank,) for rank in range(transport.size))
+        self._here, rail = rail_of(transport.rank, alone if groups is None else groups)
         self._local = self._here.index(transport.rank)
         slices = spans(count, len(self._here))
         start, stop = slices[self._local]
@@ -135,49 +113,49 @@ class EncodedHierarchy(EncodedExecution):
             [(begin + first, begin + last) for first, last in spans(end - begin, self.segments)]
             for begin, end in slices
         ]
-        inside = ITEM * (count + (len(self._here) - 2) * (stop - start))
+        self.rounds = self._sum.rounds + 2 * (len(self._here) > 1)
+        inside = ITEM * (count - (stop - start) + (len(self._here) - 1) * (stop - start))
         self.bytes_sent = self._sum.bytes_sent + inside
         self.plain_bytes = self._sum.plain_bytes + inside
 
-    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
-        """Return the steps of one call."""
-        x, out = call.flat()
-        assert x is not None
-        assert out is not None
-        start = self._sum.bind(call)
+    def _bind(self, call: Call, x: Array, out: Array) -> Callable[[int, int], Steps]:
+        across = self._sum.bind(call)
+        inside = self._across_only if len(self._here) == 1 else self._with_stages
 
-        def one(segment: int, slot: int) -> Steps:
-            tag = tags[slot]
-            here, local = self._here, self._local
-            pieces = [slice(*theirs[segment]) for theirs in self._pieces]
-            own = pieces[local]
-            others = [peer for peer in range(len(here)) if peer != local]
-            length = own.stop - own.start
-            block, take = cut(self._pool, ITEM * length * len(here), len(here))
-            come = [take(ITEM * length) for _ in here]
-            post = self._transport.post
-            yield post(
-                [(here[peer], x[pieces[peer]].view(np.uint8)) for peer in others],
-                [(here[peer], come[peer]) for peer in others],
-                tag,
-            )
-            contributions = [
-                x[own] if peer == local else come[peer].view(np.float32)
-                for peer in range(len(here))
-            ]
-            total = contributions[0]
-            if len(here) > 1:
-                total = come[local].view(np.float32)
-                quietly(add, contributions, total)
-            yield from start(segment, total, out[own], tag)
-            yield post(
-                [(here[peer], out[own].view(np.uint8)) for peer in others],
-                [(here[peer], out[pieces[peer]].view(np.uint8)) for peer in others],
-                tag,
-            )
-            self._pool.give(block)
+        def start(segment: int, tag: int) -> Steps:
+            return inside(across, segment, x, out, tag)
 
-        yield from taking_turns(self.segments, WINDOW, one)
+        return start
+
+    def _across_only(self, across: Start, segment: int, x: Array, out: Array, tag: int) -> Steps:
+        piece = slice(*self._pieces[0][segment])
+        return across(segment, x[piece], out[piece], tag)
+
+    def _with_stages(self, across: Start, segment: int, x: Array, out: Array, tag: int) -> Steps:
+        here, local = self._here, self._local
+        pieces = [slice(*theirs[segment]) for theirs in self._pieces]
+        own = pieces[local]
+        others = [peer for peer in range(len(here)) if peer != local]
+        length = own.stop - own.start
+        block, take = cut(self._pool, ITEM * length * len(here), len(here))
+        come = [take(ITEM * length) for _ in here]
+        post = self._transport.post
+        yield post(
+            [(here[peer], x[pieces[peer]].view(np.uint8)) for peer in others],
+            [(here[peer], come[peer]) for peer in others],
+            tag,
+        )
+        contributions = [one.view(np.float32) for one in come]
+        total = contributions[local]
+        contributions[local] = x[own]
+        quietly(add, contributions, total)
+        yield from across(segment, total, out[own], tag)
+        yield post(
+            [(here[peer], out[own].view(np.uint8)) for peer in others],
+            [(here[peer], out[pieces[peer]].view(np.uint8)) for peer in others],
+            tag,
+        )
+        self._pool.give(block)  # not after a failure: a message may still land in it
 
 
 def add(contributions: Sequence[Array], total: Array) -> None:

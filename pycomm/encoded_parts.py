@@ -1,6 +1,6 @@
 """Reduce_scatter and all_gather with encoded messages."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -9,9 +9,9 @@ from pycomm.algorithms.compression.codec import exact_size
 from pycomm.algorithms.hierarchical import Groups, hosts_of
 from pycomm.call import Call
 from pycomm.dtypes import Op, ReduceOp
-from pycomm.encoded import Encoder, Note, cut
-from pycomm.encoded_calls import ITEM, PIECES, EncodedExecution, add
-from pycomm.executor import WINDOW, Steps, segments_of, taking_turns
+from pycomm.encoded import ITEM, Encoder, Note, cut
+from pycomm.encoded_calls import PIECES, EncodedExecution, add
+from pycomm.executor import Steps, segments_of
 from pycomm.kernels.host import quietly
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Transport
@@ -70,18 +70,14 @@ class EncodedParts(EncodedExecution):
         self._layout = (collective, count, str(op or ""), inputs, self._index, *self._rail)
         self._sizes = (others * count if self._reduces else count,)
 
-    def steps(self, call: Call, tags: Sequence[int]) -> Steps:
-        """Return the steps of one call."""
-        x, out = call.flat()
-        assert x is not None
-        assert out is not None
+    def _bind(self, call: Call, x: Array, out: Array) -> Callable[[int, int], Steps]:
         encoder = Encoder.of(call, self._note, self._layout, self._sizes)
         one = self._reduce if self._reduces else self._gather
 
-        def start(segment: int, slot: int) -> Steps:
-            return one(encoder, segment, x, out, tags[slot])
+        def start(segment: int, tag: int) -> Steps:
+            return one(encoder, segment, x, out, tag)
 
-        yield from taking_turns(self.segments, WINDOW, start)
+        return start
 
     def _parts(self, array: Array, ranks: Sequence[int], segment: int) -> list[Array]:
         """Return that segment of the parts of some ranks."""
@@ -126,7 +122,8 @@ class EncodedParts(EncodedExecution):
             tag,
         )
         result, scratch = out[first:last], take(plain).view(np.float32)
-        encoder.add_up(codes, index, contributions[index], result, scratch, self._divisor)
+        own = contributions[index]
+        quietly(encoder.add_up, codes, index, own, result, scratch, self._divisor)
         if self._after != 1:
             quietly(np.multiply, result, self._after, result)
         self._pool.give(block)  # not after a failure: a message may still land in it

@@ -401,9 +401,8 @@ class Engine:
         if not isinstance(error, CommError):
             self.waiter.leave(error)  # Ctrl-C, for instance
         elif not isinstance(error, CommTimeoutError | PeerError):
-            self.waiter.give_up(
-                f"{place}: {describe(error)}"
-            )  # timeouts have told the peers already
+            # Timeouts have told the peers already.
+            self.waiter.give_up(f"{place}: {describe(error)}")
         self.transport.abort()
         return error
 

@@ -15,9 +15,12 @@ from pycomm.program import BoundRound, Copy, Message, Piece, Program
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Array, Pending, Transport
 
-__all__ = ["WINDOW", "Execution", "Steps", "segments_of", "taking_turns"]
+__all__ = ["WINDOW", "Execution", "Start", "Steps", "segments_of", "taking_turns"]
 
 Steps = Generator[Pending, None, None]
+
+#: Starts a segment of a reduction: ``start(segment, source, target, tag)``.
+Start = Callable[[int, Array, Array, int], Steps]
 
 #: Segments under way at a time, each with a tag of its own.
 WINDOW = 4

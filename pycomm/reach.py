@@ -6,6 +6,7 @@ there, in a slot. Ranks tell each other which when they meet; then moves are bou
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +26,6 @@ __all__ = [
     "record", "run",
 ]  # fmt: skip
 
-# Bytes of a block: what a few ranks have there stays in a second-level cache meanwhile.
-_BLOCK = min(max(second_level_cache() // 8, 64 << 10), 1 << 20)
 # Bytes of what is copied in one piece: nothing of it is used again.
 _PIECE = 4 << 20
 
@@ -63,6 +62,12 @@ class Block(NamedTuple):
     total: Array
     copies: list[Array]  # receive `total`
     puts: tuple[_Far, ...]
+
+
+@cache
+def _block() -> int:
+    """Return the bytes of a block: what a few ranks have there stays in a second-level cache."""
+    return min(max(second_level_cache() // 8, 64 << 10), 1 << 20)
 
 
 def locate(host: SharedHost, array: Array) -> Where:
@@ -132,7 +137,7 @@ class Reached:
             for one in arrays
         )
         self._own = (x, out)
-        length = (_BLOCK if reduces else _PIECE) // self._kind.itemsize
+        length = (_block() if reduces else _PIECE) // self._kind.itemsize
         for move in moves:
             sources, targets = (
                 [self._reach(place, move.length) for place in places]
@@ -189,7 +194,7 @@ class Reached:
 
         def room(index: int) -> Array:
             # Of the host, for one call at a time.
-            octets = self._host.room((len(sources) + 1) * _BLOCK)[index * _BLOCK :]
+            octets = self._host.room((len(sources) + 1) * _block())[index * _block() :]
             return octets[:nbytes].view(kind)
 
         for index, source in enumerate(sources):

@@ -18,7 +18,7 @@ from pycomm.algorithms.ring import ring_all_reduce
 from pycomm.algorithms.schedule import Schedule, spans
 from pycomm.call import Call
 from pycomm.dtypes import DType, Op
-from pycomm.executor import WINDOW, Execution, Steps, segments_of, taking_turns
+from pycomm.executor import WINDOW, Execution, Start, Steps, segments_of, taking_turns
 from pycomm.kernels.host import reducer
 from pycomm.program import Program
 from pycomm.reach import Pair, Reached, locate, record, run
@@ -42,7 +42,7 @@ class Across(Protocol):
     bytes_sent: int
     plain_bytes: int
 
-    def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:
+    def bind(self, call: Call) -> Start:
         """Return what starts a segment of a call: ``start(segment, source, target, tag)``."""
 
 
@@ -89,7 +89,7 @@ class PlainAcross:
             schedule.elements_sent(stop - start) for start, stop in self.segments
         )
 
-    def bind(self, call: Call) -> Callable[[int, Array, Array, int], Steps]:  # noqa: ARG002
+    def bind(self, call: Call) -> Start:  # noqa: ARG002
         """Return what starts a segment, of whatever call."""
 
         def start(_: int, source: Array, target: Array, tag: int) -> Steps:
@@ -167,7 +167,7 @@ class SharedHierarchy:
         self,
         reached: Reached,
         arrays: Pair,
-        across: Callable[[int, Array, Array, int], Steps],
+        across: Start,
         segment: int,
         tag: int,
     ) -> Steps:

@@ -44,11 +44,17 @@ def ancestors(pid: int) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     with suppress(OSError, ValueError, IndexError):
         while pid > 1:
-            # Number, (name), state, parent; the name may hold anything.
-            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-            found.append((pid, before.partition("(")[2]))
-            pid = int(after.split()[1])
+            name, fields = _stat(pid)
+            found.append((pid, name))
+            pid = int(fields[1])
     return found[1:]
+
+
+def _stat(pid: int) -> tuple[str, list[str]]:
+    """Return the name of a process, which may hold anything, and the fields after it."""
+    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        before, _, after = file.read().rpartition(")")
+    return before.partition("(")[2], after.split()
 
 
 def start_time(pid: int) -> str | None:
@@ -60,8 +66,7 @@ def start_time(pid: int) -> str | None:
         If the system does not say, for want of a file descriptor, for instance.
     """
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            fields = file.read().rpartition(")")[2].split()
+        _, fields = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else fields[19]
