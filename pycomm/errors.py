@@ -10,13 +10,24 @@ All of them pickle: the message is the only positional argument, facts are attri
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
+    "CUDAError",
     "CommError",
     "CommTimeoutError",
+    "LibraryConflictError",
     "LibraryNotFoundError",
     "MPIError",
     "MismatchError",
+    "NCCLError",
+    "NCCLInternalError",
+    "NCCLInvalidArgumentError",
+    "NCCLInvalidUsageError",
+    "NCCLRemoteError",
+    "NCCLSystemError",
+    "NCCLTimeoutError",
+    "NCCLUnhandledCudaError",
     "PeerError",
     "ScheduleError",
+    "UnsupportedError",
 ]
 
 
@@ -100,3 +111,72 @@ class ScheduleError(ArgumentValueError):
 
 class LibraryNotFoundError(CommError):
     """A library that the call needs is not there; the message lists what was tried."""
+
+
+class LibraryConflictError(LibraryNotFoundError):
+    """Two different copies of a library that must be one per process; the message names both."""
+
+
+class UnsupportedError(CommError):
+    """The library in use is too old; the message names what is missing and who first has it."""
+
+
+class CUDAError(CommError):
+    """The CUDA driver returned an error code to `function`; `name` is its name in C."""
+
+    code: int | None = None
+    name: str | None = None
+    function: str | None = None
+
+
+class NCCLError(CommError):
+    """NCCL returned an error code to `function`; `last_error` is what NCCL had to say.
+
+    NCCL keeps its last words: they may belong to an earlier failure.
+    """
+
+    code: int | None = None
+    function: str | None = None
+    last_error: str | None = None
+
+
+class NCCLUnhandledCudaError(NCCLError):
+    """A call of CUDA failed inside NCCL."""
+
+    code = 1
+
+
+class NCCLSystemError(NCCLError):
+    """A call of the operating system failed inside NCCL."""
+
+    code = 2
+
+
+class NCCLInternalError(NCCLError):
+    """NCCL failed inside, by its own fault or by that of memory or network."""
+
+    code = 3
+
+
+class NCCLInvalidArgumentError(NCCLError):
+    """NCCL refused the value of an argument."""
+
+    code = 4
+
+
+class NCCLInvalidUsageError(NCCLError):
+    """NCCL was called in a way that cannot be: order of calls, groups, devices used twice."""
+
+    code = 5
+
+
+class NCCLRemoteError(NCCLError):
+    """A peer has left, or the network between this rank and a peer has failed."""
+
+    code = 6
+
+
+class NCCLTimeoutError(NCCLError, CommTimeoutError):
+    """NCCL gave up waiting."""
+
+    code = 8

@@ -18,7 +18,7 @@ from pycomm.bindings._library import (
     mapped_path,
     nccl_candidates,
 )
-from pycomm.errors import LibraryNotFoundError
+from pycomm.errors import LibraryConflictError, LibraryNotFoundError
 from pycomm.info import (
     Info,
     MPIInfo,
@@ -86,13 +86,22 @@ class TestCandidates:
         found = nccl_candidates({"PYCOMM_NCCL_LIB": str(chosen)}, None, ["/v/nvidia/nccl"])
         assert found == [(str(chosen), "PYCOMM_NCCL_LIB")]
 
-    def test_a_mapped_one_wins_over_the_variable_and_says_so(self, tmp_path):
+    def test_a_variable_that_names_another_than_the_mapped_one_is_an_error(self, tmp_path):
         chosen = tmp_path / "mine.so"
         chosen.touch()
-        [(path, owner)] = nccl_candidates({"PYCOMM_NCCL_LIB": str(chosen)}, "/fw/libnccl.so.2", [])
-        assert path == "/fw/libnccl.so.2"
-        assert "mapped by this process" in owner
-        assert str(chosen) in owner
+        with pytest.raises(LibraryConflictError) as caught:
+            nccl_candidates({"PYCOMM_NCCL_LIB": str(chosen)}, "/fw/libnccl.so.2", [])
+        assert "/fw/libnccl.so.2" in str(caught.value)
+        assert str(chosen) in str(caught.value)
+
+    def test_a_variable_that_names_the_mapped_one_is_none(self, tmp_path):
+        chosen, other = tmp_path / "mine.so", tmp_path / "libnccl.so.2"
+        chosen.touch()
+        for link in (other.symlink_to, other.hardlink_to):
+            link(chosen)
+            found = nccl_candidates({"PYCOMM_NCCL_LIB": str(chosen)}, str(other), [])
+            assert found == [(str(other), "mapped by this process")]
+            other.unlink()
 
     @pytest.mark.parametrize("mapped", [None, "/fw/libnccl.so.2"])
     def test_a_variable_that_names_nothing_is_an_error(self, mapped):
@@ -147,6 +156,12 @@ def in_new_process(code, **variables):
     return answer.stdout.splitlines()
 
 
+def only_wheel(*folders):
+    """Return code that hides the wheel of this environment and puts others in its place."""
+    listed = list(map(str, folders))
+    return f"import pycomm.bindings._library as l; l._wheel_folders = lambda _: {listed}\n"
+
+
 class TestWithStandIn:
     show = "\nfound = find_nccl()\nprint(found.version, found.path, found.owner, sep='|')\n"
 
@@ -163,7 +178,8 @@ class TestWithStandIn:
 
     def test_the_system_loader(self, build_nccl, tmp_path):
         library = build_nccl(tmp_path / "sys", 2804)
-        lines = in_new_process(self.show, LD_LIBRARY_PATH=tmp_path / "sys")
+        code = only_wheel() + self.show
+        lines = in_new_process(code, LD_LIBRARY_PATH=tmp_path / "sys")
         assert lines == [f"2.8.4|{library}|the system loader"]
 
     def test_a_frameworks_copy_is_reused(self, build_nccl, tmp_path):
@@ -178,16 +194,15 @@ class TestWithStandIn:
         assert lines == [f"2.18.3|{theirs}|mapped by this process"]
 
     def test_one_that_returns_an_error_is_passed_over(self, build_nccl, tmp_path):
-        build_nccl(tmp_path / "site/nvidia/nccl/lib", 1, status=3)
-        code = f"""
-            import sys
-            sys.path.insert(0, {str(tmp_path / "site")!r})
+        build_nccl(tmp_path / "wheel/lib", 1, status=3)
+        code = """
             try:
                 find_nccl()
             except Exception as error:
                 print(type(error).__name__, "ncclGetVersion returned 3" in str(error))
         """
-        assert in_new_process(code) == ["LibraryNotFoundError True"]
+        lines = in_new_process(only_wheel(tmp_path / "wheel") + textwrap.dedent(code))
+        assert lines == ["LibraryNotFoundError True"]
 
 
 NOTHING = Info(
