@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from numpy.typing import NDArray
 
@@ -221,9 +221,8 @@ def planned(
 ) -> "Plan":
     """Return the plan of the same call; of all but send_recv."""
     options = _options(case, op, root, algorithm) | encoding
-    if not case.moves:
-        return comm.plan(case.name, **options)
-    return comm.plan(case.name, placement.x, placement.out, **options)
+    arrays = (placement.x, placement.out) if case.moves else ()
+    return cast("Plan", comm.plan(case.name, *arrays, **options))
 
 
 def _options(case: Case, op: Any, root: int, algorithm: str | None) -> dict[str, Any]:

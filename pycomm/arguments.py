@@ -7,7 +7,7 @@ import numpy as np
 
 from pycomm.algorithms.compression import Codec, ErrorFeedback, as_codec
 from pycomm.algorithms.compression.feedback import check_key
-from pycomm.buffers import Buffer, as_buffer, new_like, same_memory
+from pycomm.buffers import Buffer, as_buffer, may_share, new_like, same_memory
 from pycomm.dtypes import DTYPES, DType, Op, ReduceOp, as_op, check_op
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
@@ -29,7 +29,7 @@ __all__ = [
 _checked_ops: dict[tuple[str, DType], Op] = {}
 
 
-def reduce_op(op: Any, x: Buffer) -> Op:
+def reduce_op(op: Any, x: Any) -> Op:
     """Return the operation named `op` if it is defined for the dtype of `x`."""
     try:
         return _checked_ops[op, x.dtype]
@@ -41,7 +41,7 @@ def reduce_op(op: Any, x: Buffer) -> Op:
         return known
 
 
-def codec_of(compression: Any, key: Any, x: Buffer, op: Op | None = None) -> Codec | None:
+def codec_of(compression: Any, key: Any, x: Any, op: Op | None = None) -> Codec | None:
     """Return the codec of a call on `x`, None if nothing is to be encoded.
 
     Raises
@@ -72,20 +72,20 @@ def rank_of(rank: Any, size: int, name: str) -> int:
     return number
 
 
-def same_shape(x: Buffer, out: Any) -> tuple[Buffer, bool]:
+def same_shape(x: Any, out: Any) -> tuple[Any, bool]:
     """Return the output buffer for a result as large as `x`, and whether that is `x` itself."""
     if out is None or out is x.owner:
         # The caller of as_buffer has checked that x is writable only if out was None.
         return (x if out is None else as_buffer(out, True, "out")), True
     target = as_buffer(out, True, "out")
-    if target.dtype is not x.dtype or target.count != x.count:
+    if target.dtype is not x.dtype or target.count != x.count or _apart(x, target):
         _refuse(x, target, x.count)
     return target, same_memory(x, target)
 
 
-def part_count(x: Buffer, size: int) -> int:
+def part_count(x: Any, size: int) -> int:
     """Return the elements of one of `size` equal parts of `x`."""
-    part, rest = divmod(x.count, size)
+    part, rest = divmod(int(x.count), size)
     if rest:
         raise ArgumentValueError(
             f"x has {x.count} elements, which {size} ranks cannot share evenly"
@@ -93,9 +93,9 @@ def part_count(x: Buffer, size: int) -> int:
     return part
 
 
-def check_axis(x: Buffer, size: int) -> None:
+def check_axis(x: Any, size: int) -> None:
     """Raise unless axis 0 of `x` can be split into `size` equal parts."""
-    shape = x.array.shape
+    shape = x.shape
     if not shape and size > 1:
         raise ArgumentValueError("x has no axis to split; pass a one-dimensional array")
     if shape and shape[0] % size:
@@ -105,46 +105,58 @@ def check_axis(x: Buffer, size: int) -> None:
         )
 
 
-def part_of(x: Buffer, out: Any, size: int) -> Buffer:
+def part_of(x: Any, out: Any, size: int) -> Any:
     """Return the output buffer for one of `size` equal parts of `x`."""
     if out is not None:
         return _output(x, out, part_count(x, size))
     check_axis(x, size)
-    shape = x.array.shape
+    shape = x.shape
     return new_like(x, (shape[0] // size, *shape[1:]) if shape else ())
 
 
-def whole_of(x: Buffer, out: Any, size: int) -> Buffer:
+def whole_of(x: Any, out: Any, size: int) -> Any:
     """Return the output buffer for `size` times `x`, joined along axis 0."""
     if out is not None:
         return _output(x, out, x.count * size)
-    shape = x.array.shape
+    shape = x.shape
     return new_like(x, (size * shape[0], *shape[1:]) if shape else (size,))
 
 
-def own_slot(whole: Buffer, part: Buffer, rank: int) -> bool:
+def own_slot(whole: Any, part: Any, rank: int) -> bool:
     """Whether `part` is this rank's slot of `whole`; raise if they overlap in any other way."""
-    if np.may_share_memory(whole.array, part.array):
+    if may_share(whole, part):
         return part.pointer == whole.pointer + rank * part.nbytes or same_memory(whole, part)
     return False
 
 
-def new_array(like: Buffer) -> Buffer:
+def new_array(like: Buffer) -> Any:
     """Return a new NumPy array as large as `like`."""
     array = np.empty(like.array.shape, like.array.dtype)
     return Buffer(array, like.dtype, array)
 
 
-def _output(x: Buffer, out: Any, count: int) -> Buffer:
+def _output(x: Any, out: Any, count: int) -> Any:
     target = as_buffer(out, True, "out")
-    if target.dtype is not x.dtype or target.count != count:
+    if target.dtype is not x.dtype or target.count != count or _apart(x, target):
         _refuse(x, target, count)
     return target
 
 
-def _refuse(x: Buffer, target: Buffer, count: int) -> NoReturn:
+def _apart(x: Any, target: Any) -> bool:
+    """Whether two buffers are in different memories; empty ones may be on any device."""
+    if x.device == target.device:
+        return False
+    return x.device is None or target.device is None or min(x.device, target.device) >= 0
+
+
+def _refuse(x: Any, target: Any, count: int) -> NoReturn:
     if target.dtype is not x.dtype:
         raise ArgumentTypeError(f"x is {x.dtype.name} and out is {target.dtype.name}")
+    if _apart(x, target):
+        places = [
+            "the host" if one.device is None else f"device {one.device}" for one in (x, target)
+        ]
+        raise ArgumentTypeError(f"x is on {places[0]} and out is on {places[1]}")
     raise ArgumentValueError(
         f"out has {target.count} elements, the result has {count} (x has {x.count}); the order of "
         "arguments is (x, out)"

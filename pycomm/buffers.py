@@ -1,4 +1,4 @@
-"""Arrays of any origin as one kind of thing: contiguous host memory with a dtype.
+"""Arrays of any origin as one kind of thing: contiguous memory with a dtype.
 
 `as_buffer` never copies. What cannot be sent as it lies in memory is refused by name, because a
 silent copy means that the result of an in-place operation lands in the copy.
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from pycomm.dlpack import HOST_DEVICES, from_dlpack
+from pycomm.dlpack import from_dlpack
 from pycomm.dtypes import BY_NUMPY, DType, as_dtype
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
-__all__ = ["Buffer", "address_of", "as_buffer", "new_like", "same_memory"]
+__all__ = ["Buffer", "address_of", "as_buffer", "may_share", "new_like", "same_memory"]
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +43,9 @@ class Buffer:
 
     __slots__ = ("array", "count", "dtype", "held", "owner")
 
+    #: Of a device, its number in this process; this memory is the host's.
+    device: int | None = None
+
     def __init__(self, array: Array, dtype: DType, owner: Any) -> None:
         self.array = array
         self.dtype = dtype
@@ -53,6 +56,12 @@ class Buffer:
     def result(self) -> Any:
         """Return what the caller gets."""
         return self.owner
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The caller's shape."""
+        shape: tuple[int, ...] = self.array.shape
+        return shape
 
     @property
     def nbytes(self) -> int:
@@ -89,14 +98,14 @@ class _Foreign(Buffer):
         return self._wrap(self.array)
 
 
-def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Buffer:
-    """Return `x` as a `Buffer`, without a copy.
+def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Any:
+    """Return `x` as a `Buffer`, or as a `DeviceBuffer`, without a copy.
 
     Parameters
     ----------
     x : array
-        A NumPy array, anything with the buffer protocol, ``__array_interface__`` or DLPack on the
-        host.
+        A NumPy array, anything with the buffer protocol or ``__array_interface__``; of a device,
+        anything with ``__cuda_array_interface__``; DLPack of both.
     writable : bool
         Whether the call will write into it.
     name : str
@@ -105,11 +114,20 @@ def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Buffer:
     Raises
     ------
     ArgumentTypeError
-        If `x` is no array, lies on a device, or has an unsupported dtype.
+        If `x` is no array, lies on a device that is not CUDA's, or has an unsupported dtype.
     ArgumentValueError
         If `x` is not C-contiguous, or is read-only where it must be written.
     """
-    array = x if type(x) is np.ndarray else _as_host_array(x, name)
+    if type(x) is np.ndarray:
+        array = x
+    else:
+        if hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack_device__"):
+            from pycomm.device_buffers import as_device_buffer
+
+            on_device = as_device_buffer(x, writable, name)
+            if on_device is not None:
+                return on_device
+        array = _as_host_array(x, name)
     flags = array.flags
     if not flags.c_contiguous:
         order = "Fortran-ordered" if flags.f_contiguous else "strided"
@@ -135,7 +153,6 @@ def _as_host_array(x: Any, name: str) -> Array:
         scalar = np.asarray(x)  # a copy, which nobody would see change
         scalar.flags.writeable = False
         return scalar
-    _refuse_device(x, name)
     try:
         view = memoryview(x)
     except (TypeError, ValueError, BufferError):
@@ -165,28 +182,7 @@ class _Interface:
         self.owner = owner
 
 
-def _refuse_device(x: Any, name: str) -> None:
-    device = None
-    if hasattr(x, "__dlpack_device__"):
-        try:
-            kind, number = x.__dlpack_device__()
-        except Exception as error:
-            raise ArgumentTypeError(
-                f"{name} does not say on which device it lies: {error}"
-            ) from error
-        if int(kind) not in HOST_DEVICES:
-            device = f"device {int(kind)}:{number}"
-    elif hasattr(x, "__cuda_array_interface__"):
-        device = "a CUDA device"
-    if device is not None:
-        raise ArgumentTypeError(
-            f"{name} lies on {device}, and this version of pycomm moves host arrays only; device "
-            "arrays need NCCL, the extra pycomm-collectives[cuda12], which it does not use yet: "
-            "copy the array to the host first"
-        )
-
-
-def same_memory(a: Buffer, b: Buffer) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
     """Whether `a` and `b` are the same bytes.
 
     Raises
@@ -194,6 +190,17 @@ def same_memory(a: Buffer, b: Buffer) -> bool:
     ArgumentValueError
         If they overlap in part.
     """
+    if a.device is not None or b.device is not None:
+        if a.device is None or b.device is None:
+            raise ArgumentTypeError(
+                "one of x and out is on the host and the other on a device; both must be in one "
+                "memory"
+            )
+        if not _overlap(a, b):
+            return False
+        if a.nbytes == b.nbytes and a.pointer == b.pointer:
+            return True
+        raise _overlapping()
     first, second = a.array, b.array
     if first is not second:
         if first.flags.owndata and second.flags.owndata:
@@ -203,13 +210,30 @@ def same_memory(a: Buffer, b: Buffer) -> bool:
             return False
     if a.nbytes == b.nbytes and a.pointer == b.pointer:
         return True
-    raise ArgumentValueError(
+    raise _overlapping()
+
+
+def may_share(a: Any, b: Any) -> bool:
+    """Whether two buffers overlap."""
+    if a.device is not None or b.device is not None:
+        return a.device is not None and b.device is not None and _overlap(a, b)
+    return bool(np.may_share_memory(a.array, b.array))
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether contiguous buffers overlap, as far as their addresses tell."""
+    both = a.nbytes and b.nbytes
+    return bool(both and a.pointer < b.pointer + b.nbytes and b.pointer < a.pointer + a.nbytes)
+
+
+def _overlapping() -> ArgumentValueError:
+    return ArgumentValueError(
         "x and out overlap without being the same elements; the result would overwrite input that "
         "is still to be read"
     )
 
 
-def new_like(like: Buffer, shape: tuple[int, ...]) -> Buffer:
+def new_like(like: Any, shape: tuple[int, ...]) -> Any:
     """Return a new, uninitialised buffer of the dtype of `like` and of the same kind of array.
 
     NumPy arrays and plain buffers give NumPy arrays. Other arrays are made with their own
@@ -220,6 +244,10 @@ def new_like(like: Buffer, shape: tuple[int, ...]) -> Buffer:
     ArgumentTypeError
         If that kind of array cannot be made; the caller then has to pass ``out``.
     """
+    if like.device is not None:
+        from pycomm.device_buffers import new_device_buffer
+
+        return new_device_buffer(like, shape)
     owner = like.owner
     if not hasattr(owner, "__dlpack__") or isinstance(owner, np.ndarray | np.generic):
         array = np.empty(shape, like.array.dtype)

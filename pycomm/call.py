@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from pycomm.algorithms.compression import Codec, ErrorFeedback
 from pycomm.buffers import Buffer
 from pycomm.dtypes import DType, Op
+
+if TYPE_CHECKING:
+    from pycomm.device_buffers import DeviceBuffer
 
 __all__ = ["Call"]
 
@@ -51,6 +54,18 @@ class Call:
         """The codec without its state: what is equal on all ranks."""
         codec = self.codec
         return codec.inner if isinstance(codec, ErrorFeedback) else codec
+
+    @property
+    def device_buffers(self) -> "tuple[DeviceBuffer, ...]":
+        """Its buffers, each once, where they are in the memory of a device."""
+        found = {id(one): one for one in (self.x, self.out, self.target) if one is not None}
+        return cast("tuple[DeviceBuffer, ...]", tuple(found.values()))
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its arrays are in the memory of a device."""
+        buffer = self.x or self.target
+        return buffer is not None and buffer.device is not None
 
     def flat(self) -> tuple[Array | None, Array | None]:
         """Return input and output as one-dimensional views, None where this rank has none."""

@@ -5,10 +5,12 @@ import math
 import operator
 import os
 import warnings
+import weakref
 import zlib
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -30,6 +32,9 @@ from pycomm.reductions import Reductions
 from pycomm.transports.base import Transport, await_transport
 from pycomm.transports.shared import REGIONS
 from pycomm.tuning import find
+
+if TYPE_CHECKING:
+    from pycomm.device import DeviceSide
 
 __all__ = ["Communicator"]
 
@@ -65,11 +70,15 @@ class Communicator(Reductions, Movement, Messages, Planning):
     anything is sent. Failures between ranks raise `CommError`.
     """
 
+    _wanted: int | None = None
+
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self._host: Communicator | None = None
         self._children: list[Communicator] = []
         self._splits = 0
+        # Weak: the engine is not to keep alive what warns when it is dropped.
+        engine.make_device = weakref.WeakMethod(self._make_device)
         watch(self)
 
     @classmethod
@@ -81,9 +90,12 @@ class Communicator(Reductions, Movement, Messages, Planning):
         check: bool,
         deterministic: bool = False,
         label: str = "world",
+        device: int | None = None,
     ) -> Self:
         """Return a communicator over a transport of one's own."""
-        return cls(Engine(transport, timeout, check, label, [], deterministic))
+        comm = cls(Engine(transport, timeout, check, label, [], deterministic))
+        comm._wanted = device
+        return comm
 
     @classmethod
     def from_mpi(
@@ -149,13 +161,16 @@ class Communicator(Reductions, Movement, Messages, Planning):
         self._engine.sequence = 0  # what users count begins with their first call
         return self
 
-    def empty(self, shape: Any, dtype: Any = "float32") -> Any:
-        """Return a registered array: memory that the ranks of this host can map.
+    def empty(self, shape: Any, dtype: Any = "float32", *, device: str = "host") -> Any:
+        """Return a registered array: memory that the ranks of this host, or NCCL, can map.
 
-        No communication. Collectives between ranks of one host go straight through such memory,
-        and through contiguous views of it. It is freed with the last view of it; that of a peer
-        lives as long as the peer's array. Where the system cannot share memory without a name
-        (memfd), this is an ordinary array.
+        On the host: no communication. Collectives between ranks of one host go straight through
+        such memory, and through contiguous views of it. It is freed with the last view of it; that
+        of a peer lives as long as the peer's array. Where the system cannot share memory without a
+        name (memfd), this is an ordinary array.
+
+        On a device: collective over all ranks, with equal sizes. Memory of NCCL's, registered as a
+        window, that its fastest algorithms need; it is freed with the communicator.
 
         Parameters
         ----------
@@ -163,10 +178,12 @@ class Communicator(Reductions, Movement, Messages, Planning):
             Its shape. The values are zeros.
         dtype : str or numpy.dtype
             Its element type, one that `pycomm` knows.
+        device : str
+            ``"host"``, or ``"cuda"`` for the device that this communicator works on.
 
         Returns
         -------
-        numpy.ndarray
+        numpy.ndarray or DeviceArray
             A new C-contiguous array.
 
         Raises
@@ -177,7 +194,10 @@ class Communicator(Reductions, Movement, Messages, Planning):
         ArgumentTypeError, ArgumentValueError
             If there is no such dtype or shape.
         """
-        kind = as_dtype(dtype).numpy
+        row = as_dtype(dtype)
+        kind = row.numpy
+        if device not in ("host", "cuda"):
+            raise ArgumentValueError(f"device is 'host' or 'cuda', not {device!r}")
         try:
             sizes = (
                 (operator.index(shape),)
@@ -189,6 +209,8 @@ class Communicator(Reductions, Movement, Messages, Planning):
         if any(length < 0 for length in sizes):
             raise ArgumentValueError(f"a shape has no negative lengths: {shape!r}")
         nbytes = math.prod(sizes) * kind.itemsize
+        if device == "cuda":
+            return self._side.empty(sizes, row, nbytes)
         try:
             octets = REGIONS.allocate(nbytes)
         except OSError:
@@ -199,6 +221,31 @@ class Communicator(Reductions, Movement, Messages, Planning):
             raise ArgumentValueError(f"no array has the shape {shape!r}: {error}") from None
 
     zeros = empty
+
+    def _make_device(self) -> "DeviceSide":
+        from pycomm.device import DeviceSide  # only now: it loads what belongs to CUDA
+
+        local = (self.local_rank, self.local_size)
+        own = weakref.WeakMethod(self.all_gather_object)
+
+        def gather(told: Any) -> list[Any]:
+            method = own()
+            assert method is not None
+            return method(told)
+
+        return DeviceSide(self._engine, gather, self._wanted, local)
+
+    @property
+    def _side(self) -> "DeviceSide":
+        return cast("DeviceSide", self._engine.on_device())
+
+    def group(self) -> AbstractContextManager[None]:
+        """Return a ``with`` scope whose calls on device arrays NCCL starts together, at its end.
+
+        What several sends and receives between the same ranks need, and what saves launches. Only
+        what NCCL does itself belongs there; the results are there after its end.
+        """
+        return self._side.group()
 
     @property
     def bytes_sent(self) -> int:
@@ -211,7 +258,8 @@ class Communicator(Reductions, Movement, Messages, Planning):
     @property
     def saturated(self) -> int:
         """How many finite values were too large for the codecs of this rank's calls so far."""
-        return self._engine.choices.saturated
+        side = self._engine.device
+        return self._engine.choices.saturated + (0 if side is None else side.saturated)
 
     @property
     def local_rank(self) -> int:

@@ -49,3 +49,8 @@ class Deadline:
     def passed(self) -> bool:
         """Whether the deadline lies in the past."""
         return time.monotonic() >= self.moment
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, 0 after it."""
+        return max(0.0, self.moment - time.monotonic())

@@ -1,4 +1,4 @@
-"""Reading host arrays out of DLPack capsules.
+"""DLPack capsules: reading arrays out of them, and device memory into them.
 
 NumPy reads DLPack too, but knows neither bfloat16 nor float8, which are what frameworks send. The
 structures follow the DLPack specification, version 1.0 (dlpack.h of the DMLC project).
@@ -6,6 +6,7 @@ structures follow the DLPack specification, version 1.0 (dlpack.h of the DMLC pr
 
 import ctypes
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -13,10 +14,13 @@ import numpy as np
 
 from pycomm.errors import ArgumentTypeError
 
-__all__ = ["HOST_DEVICES", "from_dlpack"]
+__all__ = ["CUDA_DEVICES", "HOST_DEVICES", "Exported", "export", "from_dlpack", "read"]
 
 #: DLDeviceType values whose memory the host can read: CPU, pinned by CUDA, pinned by ROCm.
 HOST_DEVICES = frozenset({1, 3, 11})
+#: Those of CUDA's own memory: of a device, and managed.
+CUDA_DEVICES = frozenset({2, 13})
+_CUDA = 2
 
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
@@ -81,6 +85,79 @@ class _Exporter:
         self.capsule = capsule
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Memory that an exporter has described.
+
+    Attributes
+    ----------
+    pointer : int
+        Address of the first element; may be 0 where there are none.
+    shape, strides : tuple of int
+        Its shape; bytes from element to element along each axis, None for C order.
+    dtype : numpy.dtype
+        The element type.
+    readonly : bool
+        Whether it must not be written.
+    device : tuple of int
+        DLDeviceType and number.
+    capsule : object
+        What keeps the memory alive.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+    readonly: bool
+    device: tuple[int, int]
+    capsule: Any
+
+
+def read(x: Any, stream: int | None = None) -> Exported:
+    """Return what `x` exports by DLPack.
+
+    Parameters
+    ----------
+    x : array
+        Has a ``__dlpack__`` method.
+    stream : int, optional
+        For device memory: the stream that is going to use it. The exporter makes it wait until the
+        data is there.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the producer refuses, or for a dtype or DLPack version this reader does not know.
+    """
+    options: dict[str, Any] = {} if stream is None else {"stream": stream}
+    try:
+        try:
+            capsule = x.__dlpack__(max_version=(1, 0), **options)
+        except TypeError:  # a producer from before DLPack 1.0
+            capsule = x.__dlpack__(**options)
+    except Exception as error:
+        raise ArgumentTypeError(f"{type(x).__name__} refuses to be read: {error}") from error
+    tensor, readonly = _open(capsule)
+    key = (tensor.dtype.code, tensor.dtype.bits)
+    if key not in _DTYPES or tensor.dtype.lanes != 1:
+        raise ArgumentTypeError(
+            f"DLPack dtype with code {key[0]}, {key[1]} bits and {tensor.dtype.lanes} lanes "
+            "is not supported"
+        )
+    dtype = _DTYPES[key]
+    axes = range(tensor.ndim)
+    return Exported(
+        (tensor.data or 0) + tensor.byte_offset,
+        tuple(tensor.shape[i] for i in axes),
+        tuple(tensor.strides[i] * dtype.itemsize for i in axes) if tensor.strides else None,
+        dtype,
+        readonly,
+        (tensor.device.device_type, tensor.device.device_id),
+        capsule,
+    )
+
+
 def from_dlpack(x: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy view of the host memory that `x` exports by DLPack.
 
@@ -92,41 +169,22 @@ def from_dlpack(x: Any) -> np.ndarray[Any, Any]:
     ArgumentTypeError
         If the producer refuses, or for a dtype, device or DLPack version this reader does not know.
     """
-    try:
-        try:
-            capsule = x.__dlpack__(max_version=(1, 0))
-        except TypeError:  # a producer from before DLPack 1.0
-            capsule = x.__dlpack__()
-    except Exception as error:
-        raise ArgumentTypeError(f"{type(x).__name__} refuses to be read: {error}") from error
-    tensor, readonly = _open(capsule)
-    if tensor.device.device_type not in HOST_DEVICES:
-        raise ArgumentTypeError(f"DLPack device type {tensor.device.device_type} is not the host")
-    key = (tensor.dtype.code, tensor.dtype.bits)
-    if key not in _DTYPES or tensor.dtype.lanes != 1:
-        raise ArgumentTypeError(
-            f"DLPack dtype with code {key[0]}, {key[1]} bits and {tensor.dtype.lanes} lanes "
-            "is not supported"
-        )
-    dtype = _DTYPES[key]
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    found = read(x)
+    if found.device[0] not in HOST_DEVICES:
+        raise ArgumentTypeError(f"DLPack device type {found.device[0]} is not the host")
+    dtype, shape = found.dtype, found.shape
     if math.prod(shape) == 0:  # the pointer may be NULL
         empty = np.empty(shape, dtype)
-        empty.flags.writeable = not readonly
+        empty.flags.writeable = not found.readonly
         return empty
-    strides = (
-        tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
-        if tensor.strides
-        else None  # NULL: C order
-    )
     interface = {
         "version": 3,
         "shape": shape,
-        "strides": strides,
-        "data": (tensor.data + tensor.byte_offset, readonly),
+        "strides": found.strides,
+        "data": (found.pointer, found.readonly),
         "typestr": dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}",
     }
-    return np.asarray(_Exporter(interface, capsule)).view(dtype)
+    return np.asarray(_Exporter(interface, found.capsule)).view(dtype)
 
 
 def _open(capsule: Any) -> tuple[_Tensor, bool]:
@@ -139,3 +197,100 @@ def _open(capsule: Any) -> tuple[_Tensor, bool]:
     if _is_valid(capsule, b"dltensor"):
         return _Tensor.from_address(_get_pointer(capsule, b"dltensor")), False
     raise ArgumentTypeError("__dlpack__ returned something that is not an unused DLPack capsule")
+
+
+# ------------------------------------------------------------------------------------- exporting
+
+
+class _Legacy(ctypes.Structure):
+    _fields_ = [
+        ("tensor", _Tensor),
+        ("manager_ctx", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+# Exports that somebody holds: the structure, what it points to, and whose memory it is.
+_exports: dict[int, tuple[object, ...]] = {}
+
+
+def _delete(address: int) -> None:
+    """Free an export; called by its consumer, from any thread."""
+    _exports.pop(address, None)
+
+
+_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_delete)
+
+
+# The destructor gets a capsule that nobody holds any more: as an address, for an object would be
+# freed a second time.
+_valid_at = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer_at = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _destroy(capsule: int) -> None:
+    """Free an export whose capsule nobody has taken."""
+    for name in (b"dltensor_versioned", b"dltensor"):
+        if _valid_at(capsule, name):
+            _exports.pop(_pointer_at(capsule, name), None)
+
+
+_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy)
+
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+_CODES = {dtype: key for key, dtype in _DTYPES.items()}
+
+
+def export(
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    device: int,
+    owner: object,
+    *,
+    versioned: bool,
+) -> Any:
+    """Return a capsule with C-contiguous memory of a CUDA device.
+
+    Parameters
+    ----------
+    pointer, shape, dtype
+        The memory.
+    device : int
+        The number of its device.
+    owner : object
+        What keeps the memory alive.
+    versioned : bool
+        Whether the consumer knows DLPack 1.0.
+    """
+    code, bits = _CODES[dtype]
+    lengths = (ctypes.c_int64 * len(shape))(*shape)
+    steps, step = [], 1
+    for length in reversed(shape):
+        steps.append(step)
+        step *= max(length, 1)
+    strides = (ctypes.c_int64 * len(shape))(*reversed(steps))
+    tensor = _Tensor(
+        pointer or None,
+        _Device(_CUDA, device),
+        len(shape),
+        _DataType(code, bits, 1),
+        ctypes.cast(lengths, ctypes.POINTER(ctypes.c_int64)),
+        ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)),
+        0,
+    )
+    deleter = ctypes.cast(_deleter, ctypes.c_void_p)
+    managed: ctypes.Structure
+    if versioned:
+        managed, name = _VersionedHead(1, 0, None, deleter, 0, tensor), b"dltensor_versioned"
+    else:
+        managed, name = _Legacy(tensor, None, deleter), b"dltensor"
+    address = ctypes.addressof(managed)
+    _exports[address] = (managed, lengths, strides, owner)
+    return _new_capsule(address, name, ctypes.cast(_destructor, ctypes.c_void_p))

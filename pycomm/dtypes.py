@@ -53,6 +53,10 @@ class DType:
         is none: MPI has no bfloat16, the float16 sum of Open MPI and MPICH is 10 to 17 times
         slower than float32, and Open MPI's AVX kernels saturate sums of 8- and 16-bit integers
         (5.0.11; 127 + 127 is 127 in some elements of an array and -2 in others).
+    nccl : int or None
+        Its ncclDataType_t, None where NCCL has none.
+    nccl_since : tuple of int
+        The first version of NCCL that has it.
     """
 
     name: str
@@ -60,14 +64,26 @@ class DType:
     itemsize: int
     kind: Kind
     mpi: str | None = None
+    nccl: int | None = None
+    nccl_since: tuple[int, int] = (2, 0)
 
     def __repr__(self) -> str:
         return self.name
 
 
+# ncclDataType_t, and the versions of what came later (nccl.h, and the release notes).
+_NCCL = {
+    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5, "float16": 6,
+    "float32": 7, "float64": 8, "bfloat16": 9, "float8_e4m3": 10, "float8_e5m2": 11,
+}  # fmt: skip
+_NCCL_SINCE = {"bfloat16": (2, 10), "float8_e4m3": (2, 24), "float8_e5m2": (2, 24)}
+
+
 def _row(scalar: Any, kind: Kind, mpi: str | None = None, name: str | None = None) -> DType:
     dtype = np.dtype(scalar)
-    return DType(name or dtype.name, dtype, dtype.itemsize, kind, mpi)
+    name = name or dtype.name
+    since = _NCCL_SINCE.get(name, (2, 0))
+    return DType(name, dtype, dtype.itemsize, kind, mpi, _NCCL.get(name), since)
 
 
 DTYPES: dict[str, DType] = {

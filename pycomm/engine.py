@@ -1,8 +1,8 @@
 """What every call goes through: state, sequence numbers, choice of road, progress, failure."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,6 +44,39 @@ _abandoned: list[object] = []
 _in_flight: "set[Engine]" = set()
 
 
+class DeviceCalls(Protocol):
+    """What serves device arrays: `pycomm.device.DeviceSide`, which stands above this room."""
+
+    @property
+    def saturated(self) -> int:
+        """How many values were too large for a codec."""
+
+    def run(
+        self, call: Call, algorithm: str, timeout: float | None, async_op: bool, stream: Any
+    ) -> Any:
+        """Give a call to a stream."""
+
+    def plan(self, call: Call, algorithm: str, timeout: float | None, stream: Any) -> Any:
+        """Return a plan of a call."""
+
+    def message(
+        self,
+        operation: str,
+        parts: Sequence[tuple[int, Any, bool]],
+        result: Callable[[], Any],
+        timeout: float | None,
+        async_op: bool,
+        stream: Any,
+    ) -> Any:
+        """Give messages to a stream."""
+
+    def close(self, timeout: float) -> None:
+        """Wait for what is under way, and free everything."""
+
+    def abort(self) -> None:
+        """Give everything up."""
+
+
 class Engine:
     """The state of one communicator on one rank."""
 
@@ -66,9 +99,12 @@ class Engine:
         self.sequence = 0
         self.state = "open"
         self._reason = ""
-        # The thread that is in a call. Not a lock: a KeyboardInterrupt right after it was taken
-        # would leave it taken for good.
-        self._owner: int | None = None
+        #: The thread that is in a call. Not a lock: a KeyboardInterrupt right after it was taken
+        #: would leave it taken for good.
+        self.owner: int | None = None
+        #: What serves device arrays, and what makes it when the first of them comes.
+        self.device: DeviceCalls | None = None
+        self.make_device: Callable[[], Callable[[], DeviceCalls] | None] | None = None
         self._active: list[Work] = []
         self.choices = Choices(transport, ScratchPool())
         # Tags come in sets, one for each segment under way. The last set is that of what belongs
@@ -102,18 +138,32 @@ class Engine:
         timeout: float | None,
         async_op: bool,
         key: Key | None = None,
+        stream: Any = None,
     ) -> Any:
         """Start `call`; wait for it and return its result, or return a `Work`.
 
-        Where a `key` of all its arguments is given, the call may be remembered under it.
+        Where a `key` of all its arguments is given, the call may be remembered under it. Device
+        arrays go to `stream`.
         """
         choice = call.choice
         if choice is None:
+            if call.on_device:
+                return self.on_device().run(call, algorithm, timeout, async_op, stream)
+            if stream is not None:
+                raise ArgumentTypeError("stream= is for device arrays; these are on the host")
             choice = self.choose(call, algorithm)
             if key is not None:
                 call.choice = choice
                 self.choices.recent.put(key, call)
         return self.start(call, choice, algorithm, timeout, async_op)
+
+    def on_device(self) -> "DeviceCalls":
+        """Return what serves device arrays."""
+        if self.device is None:
+            make = None if self.make_device is None else self.make_device()
+            assert make is not None
+            self.device = make()
+        return self.device
 
     def choose(self, call: Call, algorithm: str) -> Choice:
         """Return what runs `call`."""
@@ -142,15 +192,15 @@ class Engine:
         """
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
         operation = call.operation or call.collective
-        if self.state != "open" or self._owner is not None:
+        if self.state != "open" or self.owner is not None:
             self.enter(operation)
-        self._owner = get_ident()
+        self.owner = get_ident()
         try:
             sequence = self.sequence
             if self.check:
                 if prepared is not None:
                     algorithm += ", planned"  # its messages have tags of their own
-                self._compare(call, operation, algorithm, choice, Deadline(allowed))
+                self.compare(call, operation, algorithm, choice.algorithm, Deadline(allowed))
             test = None
             try:
                 if call.prepare is not None:
@@ -184,7 +234,7 @@ class Engine:
             except BaseException as error:
                 raise self.fail(error, operation, sequence, keep=(call, test)) from error.__cause__
         finally:
-            self._owner = None
+            self.owner = None
 
     def tags(self) -> range:
         """Return the tags of the collective that has just been numbered."""
@@ -252,11 +302,11 @@ class Engine:
                 failure = self.fail(error, operation, None, keep=(parts, started))
                 raise failure from error.__cause__
         finally:
-            self._owner = None
+            self.owner = None
 
     def enter(self, operation: str) -> None:
         """Take the communicator for one call of this thread; the caller clears the owner."""
-        if self._owner not in (None, get_ident()):
+        if self.owner not in (None, get_ident()):
             raise CommError(
                 f"{operation}: {self.label} is in use by another thread; a communicator serves "
                 "one thread at a time, use split() for a second one",
@@ -269,7 +319,7 @@ class Engine:
                 operation=operation,
                 rank=self.transport.rank,
             )
-        self._owner = get_ident()
+        self.owner = get_ident()
 
     def meet(self, steps: Steps, operation: str, timeout: float | None) -> None:
         """Run steps of pycomm's own, such as meeting before a split, under a deadline."""
@@ -278,10 +328,10 @@ class Engine:
         try:
             self._drive(steps, deadline, operation, None)
         finally:
-            self._owner = None
+            self.owner = None
 
-    def _compare(
-        self, call: Call, operation: str, algorithm: str, choice: Choice, deadline: Deadline
+    def compare(
+        self, call: Call, operation: str, algorithm: str, chosen: str, deadline: Deadline
     ) -> None:
         """Compare the call with the other ranks' before anything is sent."""
         op = call.asked or call.op
@@ -290,7 +340,7 @@ class Engine:
         if call.codec is not None:
             algorithm += f", compression {name_of(call.codec)}"
         own = encode(
-            (operation, call.dtype.name, str(op or ""), algorithm, choice.algorithm),
+            (operation, call.dtype.name, str(op or ""), algorithm, chosen),
             (self.sequence, call.count, call.root),
         )
         records = np.empty((self.transport.size, own.size), np.uint8)
@@ -333,19 +383,19 @@ class Engine:
         try:
             self._finish(work, deadline)
         finally:
-            self._owner = None
+            self.owner = None
 
     def poll(self, work: Work) -> bool:
         """Make progress with all works on behalf of `Work.done`."""
-        if self.state != "open" or self._owner not in (None, get_ident()):
+        if self.state != "open" or self.owner not in (None, get_ident()):
             return work.finished
-        self._owner = get_ident()
+        self.owner = get_ident()
         try:
             self._advance_all()
         except CommError:
             pass  # the work carries the error, wait() raises it
         finally:
-            self._owner = None
+            self.owner = None
         return work.finished
 
     def _finish(self, work: Work, deadline: Deadline) -> Any:
@@ -406,6 +456,14 @@ class Engine:
         self.transport.abort()
         return error
 
+    def break_off(self, error: CommError, operation: str) -> None:
+        """Mark the communicator broken by what went wrong on devices; the transport lives on."""
+        if self.state == "open":
+            self.state = "broken"
+            self._reason = f" since {operation} ended with {type(error).__name__}"
+            self._reason += "; only abort() and shrink() are possible"
+            self.waiter.give_up(f"{operation}: {describe(error)}")
+
     def close(self) -> None:
         """Finish what was started, meet the other ranks, and free the transport."""
         if self.state == "broken":
@@ -419,6 +477,8 @@ class Engine:
                 self._finish(work, deadline)
             barrier = self.choices.execution("barrier", "dissemination", DTYPES["uint8"], 0)
             self._drive(barrier.steps(None, None, self._meeting_tags), deadline, "close", None)
+            if self.device is not None:
+                self.device.close(deadline.left)
             self.transport.close()
             self.state = "closed"
             self.choices.forget()
@@ -426,7 +486,7 @@ class Engine:
         except BaseException as error:
             raise self.fail(error, "close", None) from error.__cause__
         finally:
-            self._owner = None
+            self.owner = None
 
     def leave(self, reason: BaseException) -> None:
         """Tell the peers that this rank leaves because of `reason`, then abort."""
@@ -448,6 +508,8 @@ class Engine:
         self.state = "aborted"
         self._reason = ""
         self.choices.forget()
+        if self.device is not None:
+            self.device.abort()
         self.transport.abort()
         self.waiter.forget()
 

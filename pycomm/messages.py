@@ -1,6 +1,7 @@
 """Point to point, and Python objects."""
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class Messages(Member):
         dest: int,
         *,
         tag: int = 0,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -48,7 +50,7 @@ class Messages(Member):
         """
         source = as_buffer(x)
         parts = [(rank_of(dest, self._size, "dest"), source, False)]
-        return self._engine.message("send", parts, self._tag(tag), lambda: x, timeout, async_op)
+        return self._message("send", parts, tag, lambda: x, stream, timeout, async_op)
 
     def recv(
         self,
@@ -56,6 +58,7 @@ class Messages(Member):
         source: int,
         *,
         tag: int = 0,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -77,7 +80,7 @@ class Messages(Member):
         """
         target = as_buffer(out, writable=True, name="out")
         parts = [(rank_of(source, self._size, "source"), target, True)]
-        return self._engine.message("recv", parts, self._tag(tag), lambda: out, timeout, async_op)
+        return self._message("recv", parts, tag, lambda: out, stream, timeout, async_op)
 
     def send_recv(
         self,
@@ -87,6 +90,7 @@ class Messages(Member):
         dest: int,
         source: int,
         tag: int = 0,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -105,9 +109,33 @@ class Messages(Member):
             (rank_of(source, self._size, "source"), target, True),
             (rank_of(dest, self._size, "dest"), sent, False),
         ]
-        return self._engine.message(
-            "send_recv", parts, self._tag(tag), lambda: out, timeout, async_op
-        )
+        return self._message("send_recv", parts, tag, lambda: out, stream, timeout, async_op)
+
+    def _message(
+        self,
+        operation: str,
+        parts: list[tuple[int, Any, bool]],
+        tag: Any,
+        result: Callable[[], Any],
+        stream: Any,
+        timeout: float | None,
+        async_op: bool,
+    ) -> Any:
+        number = self._tag(tag)
+        places = {buffer.device is None for _, buffer, _ in parts}
+        if len(places) > 1:
+            raise ArgumentTypeError("one of x and out is on the host and the other on a device")
+        if places == {False}:
+            if number:
+                raise ArgumentValueError(
+                    f"tag={number}: NCCL has no tags; messages of device arrays arrive in the "
+                    "order of their sends"
+                )
+            side = self._engine.on_device()
+            return side.message(operation, parts, result, timeout, async_op, stream)
+        if stream is not None:
+            raise ArgumentTypeError("stream= is for device arrays; these are on the host")
+        return self._engine.message(operation, parts, number, result, timeout, async_op)
 
     def _tag(self, tag: Any) -> int:
         if isinstance(tag, bool) or not isinstance(tag, int | np.integer):

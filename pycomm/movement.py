@@ -36,6 +36,7 @@ class Movement(Member):
         algorithm: str = "auto",
         compression: Any = None,
         key: str | int | None = None,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -73,7 +74,7 @@ class Movement(Member):
                 "all_gather", source, target, target, source.dtype, source.count,
                 in_place=in_place, codec=codec, key=key,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, known)
+        return self._engine.run(call, algorithm, timeout, async_op, known, stream)
 
     def all_to_all(
         self,
@@ -81,6 +82,7 @@ class Movement(Member):
         out: Any = None,
         *,
         algorithm: str = "auto",
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -106,15 +108,18 @@ class Movement(Member):
             part = part_count(source, self._size)
             if out is None:
                 check_axis(source, self._size)
-                target, in_place = new_like(source, source.array.shape), False
+                target, in_place = new_like(source, source.shape), False
             else:
                 target, in_place = same_shape(source, out)
             prepare = None
-            if in_place:
+            if in_place and source.device is None:
                 given, source = source, new_array(source)
                 prepare = partial(np.copyto, source.flat, given.flat)
-            call = Call("all_to_all", source, target, target, source.dtype, part, prepare=prepare)
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+            call = Call(
+                "all_to_all", source, target, target, source.dtype, part,
+                in_place=in_place and source.device is not None, prepare=prepare,
+            )  # fmt: skip
+        return self._engine.run(call, algorithm, timeout, async_op, key, stream)
 
     def broadcast(
         self,
@@ -123,6 +128,7 @@ class Movement(Member):
         *,
         root: int = 0,
         algorithm: str = "auto",
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -154,14 +160,14 @@ class Movement(Member):
             elif at_root:
                 moved = as_buffer(x)
                 target, in_place = same_shape(moved, out)
-                if not in_place:
+                if not in_place and moved.device is None:
                     finish = partial(np.copyto, target.flat, moved.flat)
             else:
                 moved = target = as_buffer(out, writable=True, name="out")
             call = Call(
                 "broadcast", moved, None, target, moved.dtype, moved.count, root=root, finish=finish
             )
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+        return self._engine.run(call, algorithm, timeout, async_op, key, stream)
 
     def gather(
         self,
@@ -170,6 +176,7 @@ class Movement(Member):
         *,
         root: int = 0,
         algorithm: str = "auto",
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -200,7 +207,7 @@ class Movement(Member):
             call = Call(
                 "gather", source, target, target, source.dtype, source.count, None, root, in_place
             )
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+        return self._engine.run(call, algorithm, timeout, async_op, key, stream)
 
     def scatter(
         self,
@@ -209,6 +216,7 @@ class Movement(Member):
         *,
         root: int = 0,
         algorithm: str = "auto",
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -249,7 +257,7 @@ class Movement(Member):
             call = Call(
                 "scatter", source, target, target, target.dtype, target.count, None, root, in_place
             )
-        return self._engine.run(call, algorithm, timeout, async_op, key)
+        return self._engine.run(call, algorithm, timeout, async_op, key, stream)
 
     def barrier(
         self, *, algorithm: str = "auto", timeout: float | None = None, async_op: bool = False

@@ -1,15 +1,18 @@
 """How plans are made: the methods of a communicator, with calls planned instead of run."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pycomm.algorithms.schedule import COLLECTIVES
 from pycomm.call import Call
 from pycomm.engine import Engine
-from pycomm.errors import ArgumentValueError
+from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.member import Member
 from pycomm.movement import Movement
 from pycomm.plans import Plan
 from pycomm.reductions import Reductions
+
+if TYPE_CHECKING:
+    from pycomm.device_plans import DevicePlan
 
 __all__ = ["Planning"]
 
@@ -26,7 +29,7 @@ class Planning(Member):
         algorithm: str = "auto",
         timeout: float | None = None,
         **options: Any,
-    ) -> Plan:
+    ) -> "Plan | DevicePlan":
         """Return a plan: `collective` on these arrays, decided once and run again and again.
 
         Making a plan sends nothing; running it is collective. A new array for the output is made
@@ -43,7 +46,7 @@ class Planning(Member):
 
         Returns
         -------
-        Plan
+        Plan or DevicePlan
             Call it to run the collective, print it to see how that is done.
 
         Raises
@@ -57,11 +60,10 @@ class Planning(Member):
             )
         arrays = () if collective == "barrier" else (x, out)
         planner = _Planner(self._engine)
-        planned = getattr(planner, collective)(
-            *arrays, algorithm=algorithm, timeout=timeout, **options
+        method = getattr(planner, collective)
+        return cast(
+            "Plan | DevicePlan", method(*arrays, algorithm=algorithm, timeout=timeout, **options)
         )
-        assert isinstance(planned, Plan)
-        return planned
 
 
 class _Planner(Reductions, Movement):
@@ -86,7 +88,12 @@ class _PlansOnly:
         timeout: float | None,
         async_op: bool,
         key: object = None,  # noqa: ARG002 - see known
-    ) -> Plan:
+        stream: Any = None,
+    ) -> Any:
         if async_op:
             raise ArgumentValueError("async_op belongs to the calls of a plan, not to its making")
+        if call.on_device:
+            return self._real.on_device().plan(call, algorithm, timeout, stream)
+        if stream is not None:
+            raise ArgumentTypeError("stream= is for device arrays; these are on the host")
         return Plan(self._real, call, algorithm, timeout)

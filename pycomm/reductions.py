@@ -35,6 +35,13 @@ def _around_sum(
     return op, None, None
 
 
+def _put(divided: _Step, result: Buffer, target: Buffer) -> None:
+    """Finish a result, and put it where it belongs."""
+    if divided is not None:
+        divided()
+    target.flat[:] = result.flat
+
+
 class Reductions(Member):
     """all_reduce, reduce and reduce_scatter; see `Communicator` for what they have in common."""
 
@@ -48,6 +55,7 @@ class Reductions(Member):
         compression: Any = None,
         key: str | int | None = None,
         deterministic: bool | None = None,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -85,7 +93,7 @@ class Reductions(Member):
             asked = op = reduce_op(op, source)
             codec = codec_of(compression, key, source, op)
             prepare = finish = None
-            if op is not _SUM and codec is None:
+            if op is not _SUM and codec is None and source.device is None:
                 op, prepare, finish = _around_sum(op, source, target, target, self._size)
                 if prepare is not None:
                     source, in_place = target, True
@@ -93,7 +101,7 @@ class Reductions(Member):
                 "all_reduce", source, target, target, source.dtype, source.count, op, -1, in_place,
                 prepare, finish, "", asked, deterministic, codec=codec, key=key,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, known)
+        return self._engine.run(call, algorithm, timeout, async_op, known, stream)
 
     def reduce(
         self,
@@ -104,6 +112,7 @@ class Reductions(Member):
         root: int = 0,
         algorithm: str = "auto",
         deterministic: bool | None = None,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -138,9 +147,11 @@ class Reductions(Member):
                 target, in_place = same_shape(source, out)
             # Other ranks keep their x, so the products need a place of their own.
             product = target
-            if product is None and isinstance(op, PremulSum):
-                product = new_array(source)
-            op, prepare, finish = _around_sum(op, source, product, target, self._size)
+            prepare = finish = None
+            if source.device is None:
+                if product is None and isinstance(op, PremulSum):
+                    product = new_array(source)
+                op, prepare, finish = _around_sum(op, source, product, target, self._size)
             if prepare is not None:
                 assert product is not None
                 source, in_place = product, at_root
@@ -148,7 +159,7 @@ class Reductions(Member):
                 "reduce", source, target, target, source.dtype, source.count, op, root, in_place,
                 prepare, finish, "", asked, deterministic,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, known)
+        return self._engine.run(call, algorithm, timeout, async_op, known, stream)
 
     def reduce_scatter(
         self,
@@ -160,6 +171,7 @@ class Reductions(Member):
         compression: Any = None,
         key: str | int | None = None,
         deterministic: bool | None = None,
+        stream: Any = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
@@ -191,25 +203,23 @@ class Reductions(Member):
             source = as_buffer(x)
             asked = op = reduce_op(op, source)
             target = part_of(source, out, self._size)
-            # MPI's own reduce_scatter knows no such thing as an output within the input.
-            inside = own_slot(source, target, self._rank)
-            result = new_array(target) if inside else target
-            product = new_array(source) if isinstance(op, PremulSum) else None
             codec = codec_of(compression, key, source, op)
-            prepare = divided = None
-            if codec is None:
-                op, prepare, divided = _around_sum(op, source, product, result, self._size)
-            if product is not None:
-                source = product
-
-            def finish() -> None:
-                if divided is not None:
-                    divided()
-                if inside:
-                    target.flat[:] = result.flat
+            inside = own_slot(source, target, self._rank)
+            result = target
+            prepare = finish = None
+            if source.device is None:
+                # MPI's own reduce_scatter knows no such thing as an output within the input.
+                result = new_array(target) if inside else target
+                product = new_array(source) if isinstance(op, PremulSum) else None
+                divided: _Step = None
+                if codec is None:
+                    op, prepare, divided = _around_sum(op, source, product, result, self._size)
+                if product is not None:
+                    source = product
+                finish = partial(_put, divided, result, target) if inside else divided
 
             call = Call(
                 "reduce_scatter", source, result, target, source.dtype, target.count, op, -1, False,
                 prepare, finish, "", asked, deterministic, codec=codec, key=key,
             )  # fmt: skip
-        return self._engine.run(call, algorithm, timeout, async_op, known)
+        return self._engine.run(call, algorithm, timeout, async_op, known, stream)

@@ -23,6 +23,7 @@ _METHODS = ("auto", "mpi", "local")
 def init(
     method: str = "auto",
     *,
+    device: int | None = None,
     timeout: float | None = None,
     check: bool | None = None,
     deterministic: bool = False,
@@ -37,6 +38,10 @@ def init(
         ``"mpi"``: the ranks of MPI. ``"local"``: this process alone. ``"auto"``: MPI if a launcher
         has set its variables or MPI is in use already with several ranks, else alone; the reason
         is logged by the logger ``pycomm`` at level INFO.
+    device : int, optional
+        The number of the CUDA device, among those that this process sees, for device arrays. By
+        default that of the first such array; for `Communicator.empty` the current one of this
+        thread, or else the rank's number on its host, modulo the devices.
     timeout : float, optional
         Seconds that each operation may take by default, and this one; 300 if not given. The start
         of MPI itself, which waits for all processes, cannot be given a deadline.
@@ -80,11 +85,14 @@ def init(
             timeout=allowed,
             check=checked,
             deterministic=deterministic,
+            device=device,
         ).tuned()
     from pycomm.bootstrap.mpi import world_transport
 
     transport = world_transport(launch, allowed)
-    comm = Communicator.over(transport, timeout=allowed, check=checked, deterministic=deterministic)
+    comm = Communicator.over(
+        transport, timeout=allowed, check=checked, deterministic=deterministic, device=device
+    )
     return comm.tuned()
 
 

@@ -1,7 +1,7 @@
 """Error feedback: what rounding takes away is kept, and added before the next rounding."""
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class ErrorFeedback:
         self.inner = codec
         self.saturated = 0
         self.dropped = 0
-        self._kept: dict[Key, tuple[Layout, tuple[Array, ...]]] = {}
+        self._kept: dict[Key, tuple[Layout, tuple[Any, ...]]] = {}
 
     def encoded_size(self, count: int) -> int:
         """Return the bytes that `count` values take."""
@@ -100,7 +100,13 @@ class ErrorFeedback:
         """Write encoded values as float32."""
         self.inner.decode(source, target)
 
-    def residuals(self, key: Any, layout: Layout, sizes: Sequence[int]) -> tuple[Array, ...]:
+    def residuals(
+        self,
+        key: Any,
+        layout: Layout,
+        sizes: Sequence[int],
+        bring: Callable[[Any], Any] | None = None,
+    ) -> tuple[Any, ...]:
         """Return the residuals of a key, zeros at first; what is written to them stays.
 
         Parameters
@@ -112,6 +118,9 @@ class ErrorFeedback:
             warning.
         sizes : sequence of int
             Their lengths.
+        bring : callable, optional
+            Returns an array, wherever it is kept, in the memory where it is wanted now: that of a
+            device. By default the host's.
 
         Raises
         ------
@@ -123,9 +132,13 @@ class ErrorFeedback:
         if found is not None:
             same = found[0] == layout and [one.size for one in found[1]] == list(sizes)
             if same:
-                return found[1]
+                arrays = tuple(map(_to_host if bring is None else bring, found[1]))
+                self._kept[key] = layout, arrays
+                return arrays
             _log.warning("error feedback of %r starts anew: %s now, not %s", key, layout, found[0])
         arrays = tuple(np.zeros(size, np.float32) for size in sizes)
+        if bring is not None:
+            arrays = tuple(map(bring, arrays))
         self._kept[key] = layout, arrays
         return arrays
 
@@ -166,7 +179,7 @@ class ErrorFeedback:
                 raise ArgumentValueError(
                     f"a state of {state['codec']} is not one of {self.to_dict()}"
                 )
-            kept: dict[Key, tuple[Layout, tuple[Array, ...]]] = {}
+            kept: dict[Key, tuple[Layout, tuple[Any, ...]]] = {}
             for told in state["residuals"]:
                 key = told["key"]
                 check_key(key)
@@ -201,6 +214,11 @@ def check_key(key: Any) -> None:
         raise ArgumentTypeError(
             f"error feedback needs key=, a name that stays the same from step to step, not {key!r}"
         )
+
+
+def _to_host(kept: Any) -> Array:
+    """Return residuals in host memory; those of a device have a `copy` that is there."""
+    return kept if isinstance(kept, np.ndarray) else np.asarray(kept.copy())
 
 
 def _hashable(layout: Any) -> Layout:

@@ -138,18 +138,9 @@ def test_what_is_no_array_of_numbers(x: Any) -> None:
         as_buffer(x)
 
 
-@pytest.mark.parametrize(
-    "x",
-    [
-        CudaArray(),
-        CudaArray((0,), 0),
-        Producer(np.zeros(3), (2, 1)),
-        Producer(np.zeros(3), (10, 0)),
-    ],
-)
-def test_device_arrays_name_the_extra(x: Any) -> None:
-    with pytest.raises(ArgumentTypeError, match=r"pycomm-collectives\[cuda12\]"):
-        as_buffer(x)
+def test_other_devices_are_named() -> None:
+    with pytest.raises(ArgumentTypeError, match="device 10:0"):
+        as_buffer(Producer(np.zeros(3), (10, 0)))
 
 
 @pytest.mark.parametrize("producer", [Producer, OldProducer])

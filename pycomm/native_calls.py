@@ -1,0 +1,230 @@
+"""Collectives that NCCL does itself, bound to the arrays of one call.
+
+What NCCL lacks is built from what it has: gather, scatter and all_to_all from sends and receives
+where it is older than 2.28; bool as uint8; complex numbers as pairs of reals.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pycomm.bindings.nccl import nccl
+from pycomm.bindings.nccl_types import coll_config
+from pycomm.call import Call
+from pycomm.dtypes import DTYPES, DType, Kind, Op, PremulSum, ReduceOp
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from pycomm.stream_memory import StreamMemory, copy
+from pycomm.transports.nccl import NCCLComm
+
+__all__ = ["Enqueue", "Group", "bind_native", "check_hint", "unfit"]
+
+#: ``enqueue(stream) -> code``: gives work to a stream, and returns what NCCL says.
+Enqueue = Callable[[int], int]
+
+_OPS = {
+    ReduceOp.SUM: 0,
+    ReduceOp.PROD: 1,
+    ReduceOp.MAX: 2,
+    ReduceOp.MIN: 3,
+    ReduceOp.AVG: 4,
+}
+# Of bools, as numbers 0 and 1: a sum is a logical or.
+_BOOL_OPS = {ReduceOp.SUM: 2, ReduceOp.MAX: 2, ReduceOp.PROD: 3, ReduceOp.MIN: 3}
+#: First versions of what not every NCCL has.
+_AVG_SINCE = (2, 10)
+_CONFIG_SINCE = "2.31"
+
+_BYTE = 1  # ncclUint8
+
+_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
+_FUNCTIONS = {
+    "all_reduce": "ncclAllReduce",
+    "reduce": "ncclReduce",
+    "reduce_scatter": "ncclReduceScatter",
+    "all_gather": "ncclAllGather",
+    "broadcast": "ncclBroadcast",
+    "all_to_all": "ncclAlltoAll",
+    "gather": "ncclGather",
+    "scatter": "ncclScatter",
+}
+
+
+class Group:
+    """Operations that NCCL starts together, between ``ncclGroupStart`` and ``ncclGroupEnd``."""
+
+    def __enter__(self) -> "Group":
+        nccl.check(nccl.ncclGroupStart(), "ncclGroupStart")
+        self.code = 0
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # Also after an error: NCCL would take all that follows for a part of the group.
+        self.code = nccl.ncclGroupEnd()
+
+
+def unfit(collective: str, dtype: DType, op: Op | None) -> str | None:
+    """Return why NCCL cannot do a collective itself; None if it can."""
+    if collective not in _REDUCING or op is None:
+        return None
+    if dtype.kind is Kind.COMPLEX and isinstance(op, PremulSum) and isinstance(op.factor, complex):
+        return "NCCL multiplies by real factors only"
+    if dtype.kind in (Kind.BOOL, Kind.COMPLEX):
+        return None
+    if dtype.nccl is None:
+        return f"NCCL has no {dtype.name}"
+    if dtype.nccl_since > nccl.version[:2]:
+        first = ".".join(map(str, dtype.nccl_since))
+        return f"NCCL has {dtype.name} from {first} on, and this is {nccl.library.version}"
+    if op is ReduceOp.AVG and nccl.version[:2] < _AVG_SINCE:
+        return f"NCCL has averages from 2.10 on, and this is {nccl.library.version}"
+    return None
+
+
+def bind_native(call: Call, comm: NCCLComm, hint: str | None = None) -> Enqueue:
+    """Return what gives a call to a stream; its arguments are converted once.
+
+    Parameters
+    ----------
+    call : Call
+        One that is not `unfit`.
+    comm : NCCLComm
+        The ranks.
+    hint : str, optional
+        Which of NCCL's own algorithms it may use, such as ``"ring"`` or ``"tree,ring"``.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is a hint, and NCCL is older than 2.31.
+    """
+    collective = call.collective
+    name = _FUNCTIONS[collective]
+    if hint is None and not nccl.has(name):
+        return _from_messages(call, comm)
+    kind, count, op = _numbers(call, comm)
+    # Objects of ctypes, made once: to convert an int takes longer than to pass it on.
+    send = ctypes.c_void_p(call.x.pointer if call.x is not None else None)
+    receive = ctypes.c_void_p(call.out.pointer if call.out is not None else None)
+    if collective == "broadcast":
+        receive = ctypes.c_void_p(call.target.pointer if call.target is not None else None)
+    arguments: list[Any] = [send, receive, ctypes.c_size_t(count), ctypes.c_int(kind)]
+    if op is not None:
+        arguments.append(ctypes.c_int(op))
+    if call.root >= 0:
+        arguments.append(ctypes.c_int(call.root))
+    arguments.append(ctypes.c_void_p(comm.handle))
+    if hint is None:
+        function = getattr(nccl, name)
+        given = tuple(arguments)
+
+        def enqueue(stream: int) -> int:
+            return function(*given, stream)  # type: ignore[no-any-return]
+
+        return _out_of_place(call, comm, send, enqueue)
+    name += "Config"
+    if not nccl.has(name):
+        raise UnsupportedError(
+            f"algorithm 'nccl:{hint}' needs {name}, which NCCL has from {_CONFIG_SINCE} on; this "
+            f"is {nccl.library.version} ({nccl.library.path}). NCCL_ALGO={hint} in the environment "
+            "chooses for all calls"
+        )
+    chosen = getattr(nccl, name)
+    settings = coll_config(algSelection=hint.encode())
+    given = tuple(arguments)
+
+    def enqueue_chosen(stream: int) -> int:
+        return chosen(*given, stream, ctypes.byref(settings))  # type: ignore[no-any-return]
+
+    return _out_of_place(call, comm, send, enqueue_chosen)
+
+
+def _out_of_place(call: Call, comm: NCCLComm, send: ctypes.c_void_p, enqueue: Enqueue) -> Enqueue:
+    """Return `enqueue`; of an all_to_all in place one that sends from a copy."""
+    if call.collective != "all_to_all" or not _in_place(call):
+        return enqueue
+    assert call.x is not None
+    source, nbytes = call.x.pointer, call.x.nbytes
+
+    def copied(stream: int) -> int:
+        memory = StreamMemory(comm.device)
+        send.value = memory.take(nbytes, stream)
+        copy(send.value, source, nbytes, stream)
+        code = enqueue(stream)
+        memory.give_back(stream)
+        return code
+
+    return copied
+
+
+def _in_place(call: Call) -> bool:
+    return call.x is not None and call.out is not None and call.x.pointer == call.out.pointer
+
+
+def _numbers(call: Call, comm: NCCLComm) -> tuple[int, int, int | None]:
+    """Return NCCL's dtype, count and op of a call."""
+    dtype, count, op = call.dtype, call.count, call.op
+    if call.collective not in _REDUCING or op is None:
+        # As bytes: what is only moved may be of a type that NCCL does not know.
+        return _BYTE, count * dtype.itemsize, None
+    if dtype.kind is Kind.BOOL:
+        assert isinstance(op, ReduceOp)
+        return _BYTE, count, _BOOL_OPS[op]
+    if dtype.kind is Kind.COMPLEX:
+        dtype, count = DTYPES[f"float{4 * dtype.itemsize}"], 2 * count
+    assert dtype.nccl is not None
+    if isinstance(op, PremulSum):
+        scalar = np.array(op.factor, dtype.numpy).tobytes()
+        return dtype.nccl, count, comm.factor(dtype.nccl, scalar)
+    return dtype.nccl, count, _OPS[op]
+
+
+def _from_messages(call: Call, comm: NCCLComm) -> Enqueue:
+    """Return a collective made of sends and receives."""
+    nbytes = call.count * call.dtype.itemsize
+    source = ctypes.c_void_p(0 if call.x is None else call.x.pointer)
+    target = 0 if call.out is None else call.out.pointer
+    everyone = range(comm.size)
+    peers_in = peers_out = everyone
+    if call.collective == "gather":
+        peers_out = range(call.root, call.root + 1)
+        peers_in = everyone if comm.rank == call.root else range(0)
+    elif call.collective == "scatter":
+        peers_in = range(call.root, call.root + 1)
+        peers_out = everyone if comm.rank == call.root else range(0)
+    # Where there is only one peer, the data is one part and not one of several.
+    sends = [(peer, peer * nbytes if len(peers_out) > 1 else 0) for peer in peers_out]
+    receives = [(peer, target + (peer * nbytes if len(peers_in) > 1 else 0)) for peer in peers_in]
+    handle = comm.handle
+
+    def enqueue(stream: int) -> int:
+        failed, start = 0, source.value or 0
+        with Group() as group:
+            for peer, offset in sends:
+                code = nccl.ncclSend(start + offset, nbytes, _BYTE, peer, handle, stream)
+                failed = failed or code
+            for peer, pointer in receives:
+                code = nccl.ncclRecv(pointer, nbytes, _BYTE, peer, handle, stream)
+                failed = failed or code
+        return group.code or failed
+
+    return _out_of_place(call, comm, source, enqueue)
+
+
+def check_hint(algorithm: str) -> str | None:
+    """Return what follows ``nccl:`` in the name of an algorithm; None if it names no such thing.
+
+    Raises
+    ------
+    ArgumentValueError
+        If nothing follows.
+    """
+    head, colon, hint = algorithm.partition(":")
+    if head != "nccl" or not colon:
+        return None
+    if not hint.strip():
+        raise ArgumentValueError("algorithm 'nccl:' names none of NCCL's; for instance 'nccl:ring'")
+    if not hint.isascii():
+        raise ArgumentTypeError(f"algorithm {algorithm!r} is not ASCII")
+    return hint

@@ -1,0 +1,406 @@
+"""NCCL communicators: made, watched, split, shrunk and given up, each under a deadline.
+
+All of them are non-blocking: NCCL returns at once, and says later whether it worked. So nothing
+here waits inside NCCL, where no deadline is seen.
+"""
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pycomm.bindings.nccl import nccl
+from pycomm.bindings.nccl_types import (
+    NCCL_SHRINK_ABORT,
+    NCCL_SPLIT_NOCOLOR,
+    NCCL_UNIQUE_ID_BYTES,
+    NCCL_WIN_COLL_SYMMETRIC,
+    config,
+    ncclScalarResidence_t,
+    ncclUniqueId,
+)
+from pycomm.deadline import Deadline
+from pycomm.devices import Device
+from pycomm.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CommError,
+    NCCLError,
+    NCCLTimeoutError,
+)
+
+__all__ = ["NCCLComm", "unique_id"]
+
+_log = logging.getLogger("pycomm")
+
+_SUCCESS, _IN_PROGRESS = 0, 7
+#: Seconds that NCCL gets to give a communicator up before it is left to a thread of its own.
+_ABORT = 5.0
+_HELD = 1.0  # and a thread that is inside NCCL to come out
+_PAUSE = 1e-4  # seconds between looks at a communicator that is busy
+_WINDOWS_SINCE = "ncclCommWindowRegister"
+
+
+def unique_id() -> bytes:
+    """Return a new unique id: 128 bytes that all ranks of one new communicator need.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        If there is no libnccl.
+    NCCLError
+        If it cannot make one; without a network interface, for instance.
+    """
+    made = ncclUniqueId()
+    nccl.check(nccl.ncclGetUniqueId(ctypes.byref(made)), "ncclGetUniqueId")
+    return bytes(made)
+
+
+class NCCLComm:
+    """One rank's end of a NCCL communicator.
+
+    Attributes
+    ----------
+    handle : int
+        The ``ncclComm_t``, for other libraries; 0 once it is closed.
+    rank, size : int
+        The rank in it, and the number of ranks.
+    device : Device
+        Its device.
+    error : CommError or None
+        What it failed with; only `shrink` and `abort` are possible after that.
+    """
+
+    def __init__(self, handle: int, rank: int, size: int, device: Device) -> None:
+        self.handle, self.rank, self.size, self.device = handle, rank, size, device
+        self.error: CommError | None = None
+        #: Held by whoever is inside NCCL with this communicator.
+        self.lock = threading.Lock()
+        self._factors: dict[tuple[int, bytes], int] = {}
+        self._memory: list[tuple[int, int]] = []  # (pointer, window)
+
+    # ------------------------------------------------------------------------------ making
+
+    @classmethod
+    def create(
+        cls, token: bytes, rank: int, size: int, device: Device, deadline: Deadline, name: str
+    ) -> "NCCLComm":
+        """Meet the other ranks and return this one's end; collective.
+
+        Parameters
+        ----------
+        token : bytes
+            What `unique_id` returned on one of them.
+        rank, size, device
+            This rank's place.
+        deadline : Deadline
+            Until when all have to come.
+        name : str
+            What the communicator is called in NCCL's log.
+
+        Raises
+        ------
+        NCCLTimeoutError
+            If not all come in time.
+        NCCLError
+            If NCCL cannot do it.
+        """
+        if not isinstance(token, bytes | bytearray | memoryview):
+            raise ArgumentTypeError(f"a unique id is bytes, not {type(token).__name__}")
+        raw = bytes(token)
+        if len(raw) != NCCL_UNIQUE_ID_BYTES:
+            raise ArgumentValueError(
+                f"a unique id has {NCCL_UNIQUE_ID_BYTES} bytes, not {len(raw)}"
+            )
+        made = ncclUniqueId.from_buffer_copy(raw)
+        settings = config(blocking=0, commName=name.encode())
+
+        def start(handle: Any) -> int:
+            code: int = nccl.ncclCommInitRankConfig(
+                handle, size, made, rank, ctypes.byref(settings)
+            )
+            return code
+
+        return cls._made(start, "ncclCommInitRankConfig", rank, size, device, deadline)
+
+    @classmethod
+    def _made(
+        cls,
+        start: Callable[[Any], int],
+        function: str,
+        rank: int,
+        size: int,
+        device: Device,
+        deadline: Deadline,
+        parent: "NCCLComm | None" = None,
+    ) -> "NCCLComm":
+        """Start making a communicator, and wait for it."""
+        handle = ctypes.c_void_p()
+        with device.entered():
+            code = start(ctypes.byref(handle))
+        if code not in (_SUCCESS, _IN_PROGRESS):
+            error = nccl.error(code, function)
+            if handle.value:
+                cls(handle.value, rank, size, device).abort()
+            raise error
+        # With a parent, NCCL may set the handle only once the parent has done its part.
+        waited: Callable[[], int] = (
+            (lambda: handle.value or 0)
+            if parent is None
+            else (lambda: parent.handle if not handle.value else handle.value)
+        )
+        comm = cls(handle.value or 0, rank, size, device)
+        try:
+            comm._await(waited, function, deadline)
+        except BaseException:
+            comm.handle = handle.value or 0
+            comm.abort()
+            raise
+        comm.handle = handle.value or 0
+        if not comm.handle:
+            # Seen where ranks were given different ids.
+            raise NCCLError(
+                f"{function} reports success and gives no communicator: do all ranks pass the "
+                "same unique id?",
+                rank=rank,
+            )
+        return comm
+
+    def split(
+        self, color: int | None, key: int, rank: int, size: int, deadline: Deadline, name: str
+    ) -> "NCCLComm | None":
+        """Return the communicator of the ranks with equal `color`; collective over all ranks."""
+        settings = config(blocking=0, commName=name.encode())
+        number = NCCL_SPLIT_NOCOLOR if color is None else color
+
+        def start(handle: Any) -> int:
+            code: int = nccl.ncclCommSplit(self.handle, number, key, handle, ctypes.byref(settings))
+            return code
+
+        if color is None:
+            nothing = ctypes.c_void_p()
+            with self.device.entered():
+                code = start(ctypes.byref(nothing))
+            self.settle(code, "ncclCommSplit", deadline)
+            return None
+        made = self._made(start, "ncclCommSplit", rank, size, self.device, deadline, self)
+        self.settle(_IN_PROGRESS, "ncclCommSplit", deadline)
+        return made
+
+    def shrink(
+        self, exclude: Sequence[int], rank: int, size: int, deadline: Deadline, name: str
+    ) -> "NCCLComm":
+        """Return the communicator of all ranks but `exclude`; collective over those only.
+
+        What was under way is given up.
+
+        Raises
+        ------
+        UnsupportedError
+            If NCCL is older than 2.27.
+        """
+        settings = config(blocking=0, commName=name.encode())
+        listed = (ctypes.c_int * len(exclude))(*exclude)
+        shrink = nccl.ncclCommShrink
+
+        def start(handle: Any) -> int:
+            code: int = shrink(
+                self.handle, listed, len(exclude), handle, ctypes.byref(settings), NCCL_SHRINK_ABORT
+            )
+            return code
+
+        return self._made(start, "ncclCommShrink", rank, size, self.device, deadline, self)
+
+    # ------------------------------------------------------------------------------ watching
+
+    def state(self) -> int:
+        """Return the code of what the communicator has come to: 0, 7 while it is busy, or worse."""
+        return _state(self.handle)
+
+    def settle(self, code: int, function: str, deadline: Deadline) -> None:
+        """Wait until a call that returned `code` has been taken over by NCCL.
+
+        Raises
+        ------
+        NCCLError
+            If it was refused.
+        NCCLTimeoutError
+            If that takes longer than the deadline.
+        """
+        if code == _SUCCESS:
+            return
+        if code != _IN_PROGRESS:
+            raise nccl.error(code, function, self.handle)
+        self._await(lambda: self.handle, function, deadline)
+
+    def _await(self, handle: Callable[[], int], function: str, deadline: Deadline) -> None:
+        while True:
+            address = handle()
+            code = _state(address) if address else _IN_PROGRESS
+            if code == _SUCCESS:
+                return
+            if code != _IN_PROGRESS:
+                raise nccl.error(code, function, address)
+            if deadline.passed:
+                error = NCCLTimeoutError(
+                    f"{function} on rank {self.rank} of {self.size}: no end within "
+                    f"{deadline.timeout:g} s: not all ranks have come, or they cannot reach each "
+                    "other (NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME chooses the network)",
+                    rank=self.rank,
+                )
+                error.timeout = deadline.timeout
+                raise error
+            time.sleep(_PAUSE)
+
+    # ------------------------------------------------------------------------------ things it has
+
+    def factor(self, dtype: int, scalar: bytes) -> int:
+        """Return NCCL's operation that multiplies by a scalar of a dtype, then sums."""
+        key = dtype, scalar
+        known = self._factors.get(key)
+        if known is None:
+            made = ctypes.c_int()
+            code = nccl.ncclRedOpCreatePreMulSum(
+                ctypes.byref(made), ctypes.create_string_buffer(scalar, len(scalar)), dtype,
+                int(ncclScalarResidence_t.ncclScalarHostImmediate), self.handle,
+            )  # fmt: skip
+            if code:
+                raise nccl.error(code, "ncclRedOpCreatePreMulSum", self.handle)
+            known = self._factors[key] = made.value
+        return known
+
+    def allocate(self, nbytes: int, deadline: Deadline) -> int:
+        """Return memory that NCCL reaches without copies; collective, with equal `nbytes`."""
+        pointer, window = ctypes.c_void_p(), ctypes.c_void_p()
+        with self.device.entered():
+            nccl.check(nccl.ncclMemAlloc(ctypes.byref(pointer), nbytes), "ncclMemAlloc")
+            if nccl.has(_WINDOWS_SINCE):
+                code = nccl.ncclCommWindowRegister(
+                    self.handle, pointer, nbytes, ctypes.byref(window), NCCL_WIN_COLL_SYMMETRIC
+                )
+                function = _WINDOWS_SINCE
+            else:
+                code = nccl.ncclCommRegister(self.handle, pointer, nbytes, ctypes.byref(window))
+                function = "ncclCommRegister"
+            try:
+                self.settle(code, function, deadline)
+            except BaseException:
+                nccl.ncclMemFree(pointer)
+                raise
+        self._memory.append((pointer.value or 0, window.value or 0))
+        return pointer.value or 0
+
+    # ------------------------------------------------------------------------------ its end
+
+    def close(self, deadline: Deadline) -> None:
+        """Finish what was given to it and free it; collective. Given up if that takes too long."""
+        if not self.handle:
+            return
+        try:
+            for operation in self._factors.values():
+                nccl.ncclRedOpDestroy(operation, self.handle)
+            with self.device.entered():
+                self._free()
+                self._bounded(self._finalize, deadline.left, "ncclCommFinalize")
+        except BaseException:
+            self.abort()
+            raise
+        self.handle = 0
+
+    def _free(self) -> None:
+        """Free the memory that was registered."""
+        for pointer, window in self._memory:
+            if window and nccl.has(_WINDOWS_SINCE):
+                nccl.ncclCommWindowDeregister(self.handle, window)
+            elif window:
+                nccl.ncclCommDeregister(self.handle, window)
+            nccl.ncclMemFree(pointer)
+        self._memory.clear()
+
+    def _finalize(self) -> None:
+        handle = self.handle
+        code = nccl.ncclCommFinalize(handle)
+        while code == _IN_PROGRESS:
+            time.sleep(_PAUSE)
+            code = _state(handle)
+        if code:
+            raise nccl.error(code, "ncclCommFinalize", handle)
+        nccl.check(nccl.ncclCommDestroy(handle), "ncclCommDestroy")
+
+    def fail(self, error: CommError) -> None:
+        """End all that is under way because of `error`, which the next call is to raise.
+
+        Where NCCL can revoke a communicator (2.29), it can still be shrunk after that; elsewhere it
+        is given up.
+        """
+        self.error = error
+        # A thread that hangs inside NCCL has to be freed, not waited for.
+        held = self.lock.acquire(timeout=_HELD)
+        try:
+            if not self._revoked():
+                self.abort()
+        finally:
+            if held:
+                self.lock.release()
+
+    def _revoked(self) -> bool:
+        if not self.handle or not nccl.has("ncclCommRevoke"):
+            return False
+        handle = self.handle
+        code = nccl.ncclCommRevoke(handle, 0)
+        moment = time.monotonic() + _ABORT
+        while code == _IN_PROGRESS and time.monotonic() < moment:
+            time.sleep(_PAUSE)
+            code = _state(handle)
+        return bool(code == _SUCCESS)
+
+    def abort(self) -> None:
+        """Give it up, and with it all that is under way; at most a few seconds, then elsewhere."""
+        handle, self.handle = self.handle, 0
+        if not handle:
+            return
+        self._factors.clear()
+        memory, self._memory = self._memory, []
+
+        def give_up() -> None:
+            with self.device.entered():
+                nccl.ncclCommAbort(handle)
+                for pointer, _ in memory:
+                    nccl.ncclMemFree(pointer)
+
+        try:
+            self._bounded(give_up, _ABORT, "ncclCommAbort")
+        except CommError as error:
+            _log.warning("%s; it goes on by itself", error)
+
+    def _bounded(self, function: Callable[[], None], seconds: float, name: str) -> None:
+        """Run a function of NCCL that may block for ever, but wait only so long for it."""
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with self.device.entered():
+                    function()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        thread.join(max(seconds, 0.01))
+        if thread.is_alive():
+            error = NCCLTimeoutError(
+                f"{name} on rank {self.rank} of {self.size}: no end within {seconds:g} s",
+                rank=self.rank,
+            )
+            error.timeout = seconds
+            raise error
+        if failed:
+            raise failed[0]
+
+
+def _state(handle: int) -> int:
+    found = ctypes.c_int()
+    code: int = nccl.ncclCommGetAsyncError(handle, ctypes.byref(found))
+    return code or found.value

@@ -1,0 +1,205 @@
+"""What looks after device operations, which nobody waits for: deadlines, and errors of NCCL.
+
+A device operation is given to a stream, and the call returns. If a peer never comes, the stream
+stands still, and so does the program at its next synchronisation. So a thread watches: it looks at
+an event behind each operation, and at what NCCL says about the communicator. When a deadline
+passes, or NCCL reports an error, it ends what is under way, which lets the stream go on, and the
+next call raises the error.
+"""
+
+import atexit
+import ctypes
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Any
+
+from pycomm.bindings.cuda import cuda
+from pycomm.bindings.cuda_types import CUresult, CUstreamCaptureMode
+from pycomm.bindings.nccl import nccl
+from pycomm.errors import CommError, NCCLTimeoutError
+from pycomm.streams import Event
+from pycomm.transports.nccl import NCCLComm
+
+__all__ = ["Watch"]
+
+_LOOK_EVERY = 0.05  # seconds
+# An event marks all operations of so many seconds: later marks replace earlier ones, which are
+# done when the later ones are.
+_TOGETHER = 0.01
+_STALE = 1.0  # seconds after which nobody can still be about to move a mark
+_IN_PROGRESS = 7
+_FINE = (0, _IN_PROGRESS)
+
+
+class _Mark:
+    """An event behind some operations of one stream."""
+
+    __slots__ = (
+        "done", "event", "handle", "keep", "moment", "operation", "sequence", "stream", "timeout",
+        "until",
+    )  # fmt: skip
+    stream: int
+    timeout: float
+    until: float
+    moment: float
+    operation: str
+    sequence: int | None
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.handle = event.handle
+        self.done = False
+        self.keep: list[Any] = []
+
+
+class Watch:
+    """Watches the operations of one communicator."""
+
+    def __init__(self, comm: NCCLComm, label: str) -> None:
+        self.comm = comm
+        self._label = label
+        self._marks: deque[_Mark] = deque()
+        self._free: list[_Mark] = []
+        self._current: _Mark | None = None
+        self._looking = threading.Lock()
+        self._stopped = False
+        _watches.add(self)
+        _ensure_thread()
+
+    def record(
+        self, stream: int, operation: str, sequence: int | None, timeout: float, keep: Any = None
+    ) -> None:
+        """Watch what has just been given to `stream`; its context must be the current one.
+
+        Parameters
+        ----------
+        stream : int
+            A handle.
+        operation, sequence : str, int
+            What it was.
+        timeout : float
+            Seconds that it may take.
+        keep : object, optional
+            What must live until it is done.
+        """
+        mark = self._current
+        if (
+            mark is None
+            or mark.stream != stream
+            or mark.done
+            or time.monotonic() > mark.until
+            or mark.timeout != timeout
+        ):
+            mark = self._open(stream, operation, sequence, timeout)
+        if keep is not None:
+            mark.keep.append(keep)
+        code = cuda.cuEventRecord(mark.handle, stream)
+        if code:
+            raise cuda.error(code, "cuEventRecord")
+        if mark.done:  # the watching thread was quicker than anybody could expect
+            self._current = None
+            self.record(stream, operation, sequence, timeout)
+
+    def _open(self, stream: int, operation: str, sequence: int | None, timeout: float) -> _Mark:
+        mark = self._free.pop() if self._free else _Mark(Event(self.comm.device))
+        now = time.monotonic()
+        mark.done, mark.stream, mark.timeout = False, stream, timeout
+        mark.operation, mark.sequence = operation, sequence
+        mark.until, mark.moment = now + _TOGETHER, now + timeout
+        self._current = mark
+        self._marks.append(mark)
+        return mark
+
+    def stop(self) -> None:
+        """Watch no longer: the communicator is about to end."""
+        with self._looking:
+            self._stopped = True
+        _watches.discard(self)
+
+    def look(self) -> None:
+        """Look whether all is well; called by the watching thread."""
+        with self._looking:
+            if not self._stopped and self.comm.error is None and self.comm.handle:
+                self._look()
+
+    def _look(self) -> None:
+        comm = self.comm
+        now = time.monotonic()
+        for _ in range(len(self._marks)):
+            mark = self._marks.popleft()
+            if mark is self._current and now < mark.until + _STALE and now < mark.moment:
+                self._marks.append(mark)
+                continue
+            code = cuda.cuEventQuery(mark.handle)
+            if code == CUresult.CUDA_ERROR_NOT_READY and now >= mark.moment:
+                comm.fail(self._timed_out(mark))
+                return
+            if code == CUresult.CUDA_ERROR_NOT_READY:
+                self._marks.append(mark)
+                continue
+            # Done; or captured into a graph, or lost with its context, and never to be known.
+            mark.done = True
+            mark.keep = []
+            if mark is not self._current:
+                self._free.append(mark)
+        code = comm.state()
+        if code not in _FINE and comm.error is None:
+            comm.fail(self._broken(code))
+
+    def _broken(self, code: int) -> CommError:
+        error = nccl.error(code, "ncclCommGetAsyncError", self.comm.handle)
+        error.rank = self.comm.rank
+        oldest = self._marks[0] if self._marks else self._current
+        if oldest is not None:
+            error.operation, error.sequence = oldest.operation, oldest.sequence
+        return error
+
+    def _timed_out(self, mark: _Mark) -> CommError:
+        comm = self.comm
+        number = "" if mark.sequence is None else f" #{mark.sequence}"
+        error = NCCLTimeoutError(
+            f"{mark.operation}{number} on rank {comm.rank} of {comm.size} ({self._label}): no end "
+            f"on its stream within {mark.timeout:g} s, so it was given up: some rank has not made "
+            "this call, or what the stream had to do before has not ended. The communicator is "
+            "broken now: call abort() or shrink(); a longer wait is timeout=seconds",
+            operation=mark.operation,
+            sequence=mark.sequence,
+            rank=comm.rank,
+        )
+        error.timeout = mark.timeout
+        return error
+
+
+_watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+_stop = threading.Event()
+
+
+def _ensure_thread() -> None:
+    global _thread
+    with _lock:
+        if _thread is None or not _thread.is_alive():
+            _stop.clear()
+            _thread = threading.Thread(target=_run, name="pycomm watchdog", daemon=True)
+            _thread.start()
+
+
+def _run() -> None:
+    # Or a look at an event would spoil whatever another thread is capturing into a graph.
+    mode = ctypes.c_int(CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    while not _stop.wait(_LOOK_EVERY):
+        for watch in list(_watches):
+            watch.look()
+
+
+@atexit.register
+def _end() -> None:
+    """Stop watching before the interpreter goes: nothing may call the driver after that."""
+    _stop.set()
+    thread = _thread
+    if thread is not None and thread is not threading.current_thread():
+        thread.join(1.0)
