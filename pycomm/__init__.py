@@ -32,7 +32,7 @@ from pycomm.errors import (
     UnsupportedError,
 )
 from pycomm.plans import Plan
-from pycomm.start import init, run_local
+from pycomm.start import get_unique_id, init, run_local
 from pycomm.work import Work
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "ScheduleError",
     "UnsupportedError",
     "Work",
+    "get_unique_id",
     "init",
     "premul_sum",
     "run_local",

@@ -23,7 +23,7 @@ from pycomm.choice import overrides
 from pycomm.deadline import DEFAULT, Deadline, as_timeout
 from pycomm.dtypes import DTYPES, as_dtype
 from pycomm.engine import Engine
-from pycomm.errors import ArgumentTypeError, ArgumentValueError, MismatchError
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, MismatchError
 from pycomm.meeting import meeting
 from pycomm.messages import Messages
 from pycomm.movement import Movement
@@ -132,6 +132,69 @@ class Communicator(Reductions, Movement, Messages, Planning):
             deterministic=deterministic,
             label="from_mpi",
         ).tuned()
+
+    @classmethod
+    def from_unique_id(
+        cls,
+        unique_id: bytes,
+        rank: int,
+        size: int,
+        device: int | None = None,
+        *,
+        timeout: float | None = None,
+        check: bool | None = None,
+        deterministic: bool = False,
+    ) -> Self:
+        """Return a communicator over NCCL alone, for ranks that meet by means of their own.
+
+        Collective over them. Host arrays and objects go through device memory, for want of another
+        road: fine for what is said now and then.
+
+        Parameters
+        ----------
+        unique_id : bytes
+            What `pycomm.get_unique_id` returned on one of the ranks, or on nobody's behalf.
+        rank, size : int
+            The rank of this process, and the number of ranks.
+        device : int, optional
+            The number of its device among those that this process sees. By default the current one
+            of this thread, or else the rank modulo the devices.
+        timeout : float, optional
+            Seconds each operation may take by default, and this one; 300 if not given.
+        check, deterministic
+            See `pycomm.init`.
+
+        Raises
+        ------
+        CommTimeoutError
+            If not all ranks come in time.
+        NCCLError
+            If NCCL cannot connect them: two ranks on one device, for instance.
+        """
+        from pycomm.devices import current_device, device_count, get_device
+        from pycomm.staged import StagedTransport
+
+        allowed = as_timeout(timeout, DEFAULT)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ArgumentValueError(f"size is a number of ranks, not {size!r}")
+        rank = rank_of(rank, size, "rank")
+        if device is None:
+            device = current_device()
+            device = rank % max(device_count(), 1) if device is None else device
+        label = "from_unique_id"
+        transport = StagedTransport.create(
+            unique_id, rank, size, get_device(device), Deadline(allowed), label
+        )
+        comm = cls.over(
+            transport,
+            timeout=allowed,
+            check=as_check(check),
+            deterministic=deterministic,
+            label=label,
+            device=device,
+        )
+        comm._side.use(transport.comm)
+        return comm.tuned()
 
     def tuned(self) -> Self:
         """Adopt on all ranks what rank 0 reads: measurements of this machine, and its environment.
@@ -370,15 +433,58 @@ class Communicator(Reductions, Movement, Messages, Planning):
             transport = await_transport(engine.transport.split(members), deadline, "split")
         except BaseException as error:
             raise engine.fail(error, "split", None) from error.__cause__
+        return self._child(transport)
+
+    def _child(self, transport: Any) -> "Communicator":
+        """Return the communicator over a transport that came out of this one."""
+        engine = self._engine
         self._splits += 1
         family, label = engine.waiter.family, f"{engine.label}/{self._splits}"
         child = Communicator(
             Engine(transport, engine.timeout, engine.check, label, family, engine.deterministic)
         )
         child._engine.adopt(engine.tuning, engine.choices.overrides)
+        child._wanted = self._wanted
+        comm = getattr(transport, "comm", None)
+        if comm is not None:  # one over NCCL alone
+            child._side.use(comm)
         self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)
         return child
+
+    def shrink(
+        self, exclude: Iterable[int] = (), *, timeout: float | None = None
+    ) -> "Communicator":
+        """Return a communicator of the ranks that are left; collective over those only.
+
+        Also of a communicator that is broken by what went wrong on devices, or whose ranks have
+        NCCL only. What was under way there is given up; abort the old one when it is not needed
+        any more. A communicator whose messages between hosts have broken down cannot be shrunk.
+
+        Parameters
+        ----------
+        exclude : iterable of int
+            The ranks that do not come, the same on all that do.
+
+        Raises
+        ------
+        UnsupportedError
+            Of ranks with NCCL only, if it is older than 2.27.
+        CommTimeoutError
+            If not all others come in time.
+        """
+        engine = self._engine
+        gone = sorted({rank_of(rank, self._size, "exclude") for rank in exclude})
+        if self._rank in gone:
+            raise ArgumentValueError(f"this is rank {self._rank}, which is among {gone}")
+        if engine.state not in ("open", "broken"):
+            raise CommError(f"shrink: {engine.label} is {engine.state}", operation="shrink")
+        shrink = getattr(engine.transport, "shrink", None)
+        if shrink is not None:
+            deadline = Deadline(as_timeout(timeout, engine.timeout))
+            return self._child(shrink(gone, deadline, f"{engine.label}/shrunk"))
+        members = [rank for rank in range(self._size) if rank not in gone]
+        return self._new_group(members, timeout)
 
     # --------------------------------------------------------------------------- life cycle
 

@@ -298,15 +298,16 @@ class DeviceSide:
                 raise self.fail(error, work.operation)
             looks += 1
             time.sleep(0 if looks < _QUICK_LOOKS else _PAUSE)
-        if comm.error is not None:  # given up: the stream went on without the result
-            work.fail(comm.error)
-            raise self.fail(comm.error, work.operation)
+        error = comm.look()
+        if error is not None:  # the stream went on, but without the result
+            raise self.fail(error, work.operation)
 
     def poll(self, work: Work) -> bool:
         """Return whether a work has ended."""
         comm = self.comm
-        if comm is not None and comm.error is not None:
-            work.fail(comm.error)
+        error = None if comm is None else comm.look()
+        if error is not None:
+            work.fail(error)
         return work.advance()
 
     def _late(self, work: Work, deadline: Deadline) -> CommError:

@@ -99,6 +99,8 @@ class Engine:
         self.sequence = 0
         self.state = "open"
         self._reason = ""
+        #: Whether the transport was given up, and not only what goes on devices.
+        self.severed = False
         #: The thread that is in a call. Not a lock: a KeyboardInterrupt right after it was taken
         #: would leave it taken for good.
         self.owner: int | None = None
@@ -146,11 +148,11 @@ class Engine:
         arrays go to `stream`.
         """
         choice = call.choice
+        if choice is None and call.on_device:
+            return self.on_device().run(call, algorithm, timeout, async_op, stream)
+        if stream is not None:
+            raise ArgumentTypeError("stream= is for device arrays; these are on the host")
         if choice is None:
-            if call.on_device:
-                return self.on_device().run(call, algorithm, timeout, async_op, stream)
-            if stream is not None:
-                raise ArgumentTypeError("stream= is for device arrays; these are on the host")
             choice = self.choose(call, algorithm)
             if key is not None:
                 call.choice = choice
@@ -324,11 +326,16 @@ class Engine:
     def meet(self, steps: Steps, operation: str, timeout: float | None) -> None:
         """Run steps of pycomm's own, such as meeting before a split, under a deadline."""
         deadline = Deadline(as_timeout(timeout, self.timeout))
-        self.enter(operation)
+        broken = self.state == "broken" and not self.severed
+        if broken:  # on its device; the transport still serves survivors who part from the others
+            self.state = "open"
         try:
+            self.enter(operation)
             self._drive(steps, deadline, operation, None)
         finally:
             self.owner = None
+            if broken and self.state == "open":
+                self.state = "broken"
 
     def compare(
         self, call: Call, operation: str, algorithm: str, chosen: str, deadline: Deadline
@@ -445,6 +452,7 @@ class Engine:
             error.operation, error.sequence, error.rank = operation, sequence, rank
         place = operation if sequence is None else f"{operation} #{sequence}"
         self.state = "broken"
+        self.severed = True
         self._reason = f" since {place} ended with {type(error).__name__}; only abort() is possible"
         self._abandon(error, keep)
         self.choices.forget()  # remembered calls hold the caller's arrays
@@ -462,7 +470,7 @@ class Engine:
             self.state = "broken"
             self._reason = f" since {operation} ended with {type(error).__name__}"
             self._reason += "; only abort() and shrink() are possible"
-            self.waiter.give_up(f"{operation}: {describe(error)}")
+            self.severed = False
 
     def close(self) -> None:
         """Finish what was started, meet the other ranks, and free the transport."""

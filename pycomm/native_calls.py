@@ -18,7 +18,7 @@ from pycomm.errors import ArgumentTypeError, ArgumentValueError, UnsupportedErro
 from pycomm.stream_memory import StreamMemory, copy
 from pycomm.transports.nccl import NCCLComm
 
-__all__ = ["Enqueue", "Group", "bind_native", "check_hint", "unfit"]
+__all__ = ["Enqueue", "Group", "bind_native", "check_hint", "is_native", "unfit"]
 
 #: ``enqueue(stream) -> code``: gives work to a stream, and returns what NCCL says.
 Enqueue = Callable[[int], int]
@@ -62,6 +62,11 @@ class Group:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         # Also after an error: NCCL would take all that follows for a part of the group.
         self.code = nccl.ncclGroupEnd()
+
+
+def is_native(collective: str) -> bool:
+    """Return whether NCCL has a collective, or messages that it can be made of."""
+    return collective in _FUNCTIONS
 
 
 def unfit(collective: str, dtype: DType, op: Op | None) -> str | None:

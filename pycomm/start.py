@@ -14,7 +14,7 @@ from pycomm.deadline import DEFAULT, as_timeout
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, PeerError
 from pycomm.transports.local import LocalTransport
 
-__all__ = ["init", "run_local"]
+__all__ = ["get_unique_id", "init", "run_local"]
 
 _log = logging.getLogger("pycomm")
 _METHODS = ("auto", "mpi", "local")
@@ -94,6 +94,23 @@ def init(
         transport, timeout=allowed, check=checked, deterministic=deterministic, device=device
     )
     return comm.tuned()
+
+
+def get_unique_id() -> bytes:
+    """Return a new id for `Communicator.from_unique_id`: 128 bytes that all its ranks need.
+
+    NCCL listens for the ranks from now on, in this process, which has to live until they have met.
+
+    Raises
+    ------
+    LibraryNotFoundError
+        If there is no libnccl.
+    NCCLError
+        If NCCL cannot make one: without a network interface, for instance.
+    """
+    from pycomm.transports.nccl import unique_id
+
+    return unique_id()
 
 
 def _choose(method: str, launch: Launch | None) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from pycomm.errors import (
     NCCLTimeoutError,
 )
 
-__all__ = ["NCCLComm", "unique_id"]
+__all__ = ["Making", "NCCLComm", "unique_id"]
 
 _log = logging.getLogger("pycomm")
 
@@ -107,6 +107,11 @@ class NCCLComm:
         NCCLError
             If NCCL cannot do it.
         """
+        return cls.begin(token, rank, size, device, name).wait(deadline)
+
+    @classmethod
+    def begin(cls, token: bytes, rank: int, size: int, device: Device, name: str) -> "Making":
+        """Begin what `create` does, without waiting."""
         if not isinstance(token, bytes | bytearray | memoryview):
             raise ArgumentTypeError(f"a unique id is bytes, not {type(token).__name__}")
         raw = bytes(token)
@@ -115,84 +120,31 @@ class NCCLComm:
                 f"a unique id has {NCCL_UNIQUE_ID_BYTES} bytes, not {len(raw)}"
             )
         made = ncclUniqueId.from_buffer_copy(raw)
-        settings = config(blocking=0, commName=name.encode())
+        settings = _settings(name)
 
         def start(handle: Any) -> int:
-            code: int = nccl.ncclCommInitRankConfig(
-                handle, size, made, rank, ctypes.byref(settings)
-            )
-            return code
+            init = nccl.ncclCommInitRankConfig
+            return int(init(handle, size, made, rank, ctypes.byref(settings)))
 
-        return cls._made(start, "ncclCommInitRankConfig", rank, size, device, deadline)
+        return Making(start, "ncclCommInitRankConfig", cls(0, rank, size, device))
 
-    @classmethod
-    def _made(
-        cls,
-        start: Callable[[Any], int],
-        function: str,
-        rank: int,
-        size: int,
-        device: Device,
-        deadline: Deadline,
-        parent: "NCCLComm | None" = None,
-    ) -> "NCCLComm":
-        """Start making a communicator, and wait for it."""
-        handle = ctypes.c_void_p()
-        with device.entered():
-            code = start(ctypes.byref(handle))
-        if code not in (_SUCCESS, _IN_PROGRESS):
-            error = nccl.error(code, function)
-            if handle.value:
-                cls(handle.value, rank, size, device).abort()
-            raise error
-        # With a parent, NCCL may set the handle only once the parent has done its part.
-        waited: Callable[[], int] = (
-            (lambda: handle.value or 0)
-            if parent is None
-            else (lambda: parent.handle if not handle.value else handle.value)
-        )
-        comm = cls(handle.value or 0, rank, size, device)
-        try:
-            comm._await(waited, function, deadline)
-        except BaseException:
-            comm.handle = handle.value or 0
-            comm.abort()
-            raise
-        comm.handle = handle.value or 0
-        if not comm.handle:
-            # Seen where ranks were given different ids.
-            raise NCCLError(
-                f"{function} reports success and gives no communicator: do all ranks pass the "
-                "same unique id?",
-                rank=rank,
-            )
-        return comm
+    def split(self, color: int | None, key: int, rank: int, size: int, name: str) -> "Making":
+        """Begin making that of the ranks with equal `color`; collective over all ranks.
 
-    def split(
-        self, color: int | None, key: int, rank: int, size: int, deadline: Deadline, name: str
-    ) -> "NCCLComm | None":
-        """Return the communicator of the ranks with equal `color`; collective over all ranks."""
-        settings = config(blocking=0, commName=name.encode())
+        Without a color nothing is made: its `comm` is None in the end.
+        """
+        settings = _settings(name)
         number = NCCL_SPLIT_NOCOLOR if color is None else color
 
         def start(handle: Any) -> int:
-            code: int = nccl.ncclCommSplit(self.handle, number, key, handle, ctypes.byref(settings))
-            return code
+            split = nccl.ncclCommSplit
+            return int(split(self.handle, number, key, handle, ctypes.byref(settings)))
 
-        if color is None:
-            nothing = ctypes.c_void_p()
-            with self.device.entered():
-                code = start(ctypes.byref(nothing))
-            self.settle(code, "ncclCommSplit", deadline)
-            return None
-        made = self._made(start, "ncclCommSplit", rank, size, self.device, deadline, self)
-        self.settle(_IN_PROGRESS, "ncclCommSplit", deadline)
-        return made
+        made = NCCLComm(0, rank, size, self.device)
+        return Making(start, "ncclCommSplit", made, self, nothing=color is None)
 
-    def shrink(
-        self, exclude: Sequence[int], rank: int, size: int, deadline: Deadline, name: str
-    ) -> "NCCLComm":
-        """Return the communicator of all ranks but `exclude`; collective over those only.
+    def shrink(self, exclude: Sequence[int], rank: int, size: int, name: str) -> "Making":
+        """Begin making that of all ranks but `exclude`; collective over those only.
 
         What was under way is given up.
 
@@ -201,23 +153,31 @@ class NCCLComm:
         UnsupportedError
             If NCCL is older than 2.27.
         """
-        settings = config(blocking=0, commName=name.encode())
+        settings = _settings(name)
         listed = (ctypes.c_int * len(exclude))(*exclude)
         shrink = nccl.ncclCommShrink
 
         def start(handle: Any) -> int:
-            code: int = shrink(
-                self.handle, listed, len(exclude), handle, ctypes.byref(settings), NCCL_SHRINK_ABORT
+            settled = ctypes.byref(settings)
+            return int(
+                shrink(self.handle, listed, len(exclude), handle, settled, NCCL_SHRINK_ABORT)
             )
-            return code
 
-        return self._made(start, "ncclCommShrink", rank, size, self.device, deadline, self)
+        return Making(start, "ncclCommShrink", NCCLComm(0, rank, size, self.device), self)
 
     # ------------------------------------------------------------------------------ watching
 
     def state(self) -> int:
         """Return the code of what the communicator has come to: 0, 7 while it is busy, or worse."""
         return _state(self.handle)
+
+    def look(self) -> CommError | None:
+        """Return what it has failed with so far, also if nobody has noticed yet."""
+        if self.error is None and self.handle:
+            code = _state(self.handle)
+            if code not in (_SUCCESS, _IN_PROGRESS):
+                self.fail(nccl.error(code, "ncclCommGetAsyncError", self.handle))
+        return self.error
 
     def settle(self, code: int, function: str, deadline: Deadline) -> None:
         """Wait until a call that returned `code` has been taken over by NCCL.
@@ -233,26 +193,12 @@ class NCCLComm:
             return
         if code != _IN_PROGRESS:
             raise nccl.error(code, function, self.handle)
-        self._await(lambda: self.handle, function, deadline)
-
-    def _await(self, handle: Callable[[], int], function: str, deadline: Deadline) -> None:
-        while True:
-            address = handle()
-            code = _state(address) if address else _IN_PROGRESS
-            if code == _SUCCESS:
-                return
-            if code != _IN_PROGRESS:
-                raise nccl.error(code, function, address)
+        while (code := _state(self.handle)) == _IN_PROGRESS:
             if deadline.passed:
-                error = NCCLTimeoutError(
-                    f"{function} on rank {self.rank} of {self.size}: no end within "
-                    f"{deadline.timeout:g} s: not all ranks have come, or they cannot reach each "
-                    "other (NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME chooses the network)",
-                    rank=self.rank,
-                )
-                error.timeout = deadline.timeout
-                raise error
+                raise _late(self, function, deadline)
             time.sleep(_PAUSE)
+        if code:
+            raise nccl.error(code, function, self.handle)
 
     # ------------------------------------------------------------------------------ things it has
 
@@ -398,6 +344,104 @@ class NCCLComm:
             raise error
         if failed:
             raise failed[0]
+
+
+class Making:
+    """A communicator in the making: the `Pending` of what creates one.
+
+    Attributes
+    ----------
+    comm : NCCLComm or None
+        The new one, once `test` has returned True.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Any], int],
+        function: str,
+        comm: NCCLComm,
+        parent: NCCLComm | None = None,
+        *,
+        nothing: bool = False,
+    ) -> None:
+        self.comm: NCCLComm | None = comm
+        self._function, self._parent, self._nothing = function, parent, nothing
+        # NCCL may write the address of what it makes at any time until it is made.
+        self._handle = ctypes.c_void_p()
+        with comm.device.entered():
+            code = start(ctypes.byref(self._handle))
+        if code not in (_SUCCESS, _IN_PROGRESS):
+            error = nccl.error(code, function)
+            self.abandon()
+            raise error
+
+    def test(self) -> bool:
+        """Return whether it is made.
+
+        Raises
+        ------
+        NCCLError
+            If it cannot be made.
+        """
+        assert self.comm is not None
+        parent = 0 if self._parent is None else self._parent.handle
+        for address in filter(None, (parent, self._handle.value or 0)):
+            code = _state(address)
+            if code == _IN_PROGRESS:
+                return False
+            if code:
+                raise nccl.error(code, self._function, address)
+        self.comm.handle = self._handle.value or 0
+        if self._nothing:
+            self.comm = None
+        elif not self.comm.handle:
+            # Seen where ranks were given different ids.
+            raise NCCLError(
+                f"{self._function} reports success and gives no communicator: do all ranks pass "
+                "the same unique id?",
+                rank=self.comm.rank,
+            )
+        return True
+
+    def wait(self, deadline: Deadline) -> NCCLComm:
+        """Wait until it is made, and return it.
+
+        Raises
+        ------
+        NCCLTimeoutError
+            If not all ranks come in time.
+        """
+        assert self.comm is not None
+        try:
+            while not self.test():
+                if deadline.passed:
+                    raise _late(self.comm, self._function, deadline)
+                time.sleep(_PAUSE)
+        except BaseException:
+            self.abandon()
+            raise
+        return self.comm
+
+    def abandon(self) -> None:
+        """Give it up."""
+        if self.comm is not None:
+            self.comm.handle = self._handle.value or 0
+            self.comm.abort()
+
+
+def _settings(name: str) -> Any:
+    return config(blocking=0, commName=name.encode())
+
+
+def _late(comm: NCCLComm, function: str, deadline: Deadline) -> NCCLTimeoutError:
+    error = NCCLTimeoutError(
+        f"{function} on rank {comm.rank} of {comm.size}: no end within {deadline.timeout:g} s: not "
+        "all ranks have come, or they cannot reach each other (NCCL_DEBUG=INFO tells more, "
+        "NCCL_SOCKET_IFNAME chooses the network)",
+        rank=comm.rank,
+    )
+    error.timeout = deadline.timeout
+    return error
 
 
 def _state(handle: int) -> int:

@@ -1,0 +1,95 @@
+"""For tests on devices: the doubles of libcuda and libnccl stand in for a GPU and its libraries.
+
+They are loaded before anybody looks for the real ones, and a copy that is mapped wins.
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles.build import Doubles, build
+
+import pycomm
+from pycomm import Communicator
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def _load() -> Doubles:
+    os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "cache")
+    os.environ.setdefault("PYCOMM_DOUBLE_DELAY_US", "20")
+    for variable in ("PYCOMM_NCCL_LIB", "CUDA_VISIBLE_DEVICES"):
+        os.environ.pop(variable, None)
+    from pycomm.kernels.cuda import NAMES
+
+    # NVRTC looks at the driver that is mapped, and the double is not all that it expects.
+    compiled = "from pycomm.kernels.cuda import _image; _image('sm_90')"
+    subprocess.run([sys.executable, "-c", compiled], check=True)
+    made = build(kernels=NAMES, kernel_source=ROOT / "pycomm" / "kernels" / "device.cu")
+    os.environ["PYCOMM_DOUBLE_KERNELS"] = str(made.kernels)
+    os.environ["PYCOMM_NCCL_LIB"] = str(made.libnccl)
+    return made
+
+
+DOUBLES = _load()
+LIBCUDA = ctypes.CDLL(str(DOUBLES.libcuda), mode=ctypes.RTLD_GLOBAL)
+LIBNCCL = ctypes.CDLL(str(DOUBLES.libnccl), mode=ctypes.RTLD_GLOBAL)
+LIBCUDA.double_races.restype = ctypes.c_ulonglong
+LIBCUDA.double_last_race.restype = ctypes.c_char_p
+LIBCUDA.double_allocated.restype = ctypes.c_longlong
+LIBNCCL.double_misuse.restype = ctypes.c_ulonglong
+LIBNCCL.double_last_misuse.restype = ctypes.c_char_p
+
+
+@pytest.fixture
+def libcuda() -> ctypes.CDLL:
+    """The double of the driver, for its controls."""
+    return LIBCUDA
+
+
+@pytest.fixture
+def libnccl() -> ctypes.CDLL:
+    """The double of NCCL, for its controls."""
+    return LIBNCCL
+
+
+@pytest.fixture(autouse=True)
+def _checked() -> Iterator[None]:
+    """Whatever hardware would punish, and an unbalanced context stack, fails the test."""
+    LIBCUDA.double_reset_races()
+    depth, misuse = LIBCUDA.double_context_depth(), LIBNCCL.double_misuse()
+    yield
+    assert LIBCUDA.double_races() == 0, LIBCUDA.double_last_race().decode()
+    assert LIBNCCL.double_misuse() == misuse, LIBNCCL.double_last_misuse().decode()
+    assert LIBCUDA.double_context_depth() == depth
+
+
+@pytest.fixture
+def comm() -> Iterator[Communicator]:
+    """A communicator of all ranks, of its own for each test, with a device for each rank."""
+    with pycomm.init("mpi", timeout=30) as world:
+        yield world
+
+
+@pytest.fixture
+def together(comm: Communicator) -> Callable[..., None]:
+    """Run something on all ranks, and fail on all of them if it fails on any."""
+
+    def run(function: Callable[..., Any], *args: Any) -> None:
+        failure: Exception | None = None
+        try:
+            function(comm, *args)
+        except Exception as error:
+            failure = error
+        told = comm.all_gather_object(None if failure is None else f"{failure!r}")
+        if failure is not None:
+            raise failure
+        others = {rank: text for rank, text in enumerate(told) if text is not None}
+        assert not others, others
+
+    return run

@@ -1,0 +1,172 @@
+"""One rank of a job without MPI: ``device_rank.py SCENARIO RANK SIZE FOLDER``.
+
+The doubles stand in for libcuda and libnccl; ranks find each other by a unique id in a file. What a
+rank returns, or what it raised, goes to a file that the test reads.
+"""
+
+import ctypes
+import faulthandler
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pycomm
+from pycomm import Communicator
+from pycomm.bindings.nccl import nccl
+from pycomm.device_buffers import DeviceArray, allocate
+from pycomm.devices import get_device
+from pycomm.dtypes import DTYPES
+
+faulthandler.dump_traceback_later(60, exit=True)
+DEADLINE = 3.0
+
+
+def meet(folder: Path, rank: int, size: int, name: str = "id", timeout: float = 20) -> Communicator:
+    file = folder / name
+    if rank == 0:
+        partial = folder / f"{name}.tmp"
+        partial.write_bytes(pycomm.get_unique_id())
+        partial.rename(file)
+    while not file.exists():
+        time.sleep(0.01)
+    return Communicator.from_unique_id(file.read_bytes(), rank, size, rank, timeout=timeout)
+
+
+def ones(comm: Communicator, count: int = 1000) -> DeviceArray:
+    device = get_device(comm._side.choose_device())
+    return allocate(device, (count,), DTYPES["float32"]).fill(1)
+
+
+def works(comm: Communicator) -> int:
+    """Return the sum of ones over the ranks, from a device array."""
+    work = comm.all_reduce(ones(comm), async_op=True)
+    found = work.wait().copy()
+    assert (found == found[0]).all()
+    return int(found[0])
+
+
+def caught(function: Any, *args: Any, **options: Any) -> dict[str, Any]:
+    begin = time.monotonic()
+    try:
+        function(*args, **options)
+    except Exception as error:
+        seconds = time.monotonic() - begin
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"kinds": kinds, "text": str(error), "seconds": seconds}
+    return {"kinds": [], "text": "nothing was raised", "seconds": 0}
+
+
+def mixed(rank: int, size: int, folder: Path) -> Any:
+    """Host arrays, device arrays and objects on one communicator; groups of its ranks."""
+    with meet(folder, rank, size) as comm:
+        assert works(comm) == size
+        x = np.arange(10.0) + rank
+        total = comm.all_reduce(x, op="max")
+        assert (total == np.arange(10.0) + size - 1).all()
+        gathered = comm.all_gather_object({"rank": rank})
+        assert [one["rank"] for one in gathered] == list(range(size))
+        assert comm.all_gather(np.array([rank])).tolist() == list(range(size))
+        for name in ("ring", "direct"):
+            summed = comm.all_reduce(np.full(7, rank + 1), algorithm=name)
+            assert (summed == size * (size + 1) // 2).all(), name
+        comm.barrier()
+        if size > 1:
+            peer = (rank + 1) % size
+            got = np.empty(3, int)
+            comm.send_recv(np.full(3, rank), got, dest=peer, source=(rank - 1) % size)
+            assert (got == (rank - 1) % size).all()
+        half = comm.split(rank % 2, key=-rank)
+        assert half is not None
+        assert half.size == len(range(rank % 2, size, 2))
+        members = sorted(range(rank % 2, size, 2), reverse=True)
+        assert half.rank == members.index(rank)
+        assert works(half) == half.size
+        assert half.broadcast_object(rank) == members[0]
+        return [comm.local_rank, comm.local_size, len(set(comm._engine.transport.hosts))]
+
+
+def never_joins(rank: int, size: int, folder: Path) -> Any:
+    """The last rank never comes; the others give up, and go on without it."""
+    if rank == size - 1:
+        return None
+    error = caught(meet, folder, rank, size, timeout=DEADLINE)
+    with meet(folder, rank, size - 1, "second") as comm:
+        return error, works(comm)
+
+
+def dies(rank: int, size: int, folder: Path) -> Any:
+    """The last rank dies in a collective; the others shrink."""
+    comm = meet(folder, rank, size)
+    works(comm)
+    if rank == size - 1:
+        time.sleep(0.3)
+        os._exit(0)
+    error = caught(lambda: comm.all_reduce(ones(comm), async_op=True).wait())
+    again = caught(comm.all_reduce, ones(comm))
+    smaller = comm.shrink([size - 1])
+    total = works(smaller), smaller.rank, smaller.all_gather_object(rank)
+    comm.abort()
+    smaller_state = caught(smaller.barrier)["text"]
+    return error, total, again, smaller_state
+
+
+def stays_away(rank: int, size: int, folder: Path) -> Any:
+    """The last rank does not make a call; a deadline passes, nobody waits on the host."""
+    comm = meet(folder, rank, size, timeout=DEADLINE)
+    works(comm)
+    x = ones(comm)
+    if rank != size - 1:
+        comm.all_reduce(x)
+    time.sleep(DEADLINE + 1)
+    error = caught(comm.all_reduce, x)
+    values = x.copy()  # the stream went on
+    whole = comm.shrink([])
+    return error, works(whole), float(values[0])
+
+
+def async_error(rank: int, size: int, folder: Path) -> Any:
+    """NCCL reports an error on rank 0."""
+    comm = meet(folder, rank, size, timeout=10)
+    works(comm)
+    if rank == 0:
+        library = ctypes.CDLL(nccl.library.path)
+        library.double_async_error(ctypes.c_void_p(comm._side.comm.handle), 2)
+    begin = time.monotonic()
+    error: dict[str, Any] = {"kinds": []}
+    while not error["kinds"] and time.monotonic() - begin < 8:
+        error = caught(lambda: comm.all_reduce(ones(comm), async_op=True).wait())
+    comm.abort()
+    with meet(folder, rank, size, "second") as fresh:
+        return error, works(fresh)
+
+
+def slow_end(rank: int, size: int, folder: Path) -> Any:
+    """NCCL takes its time to destroy and to abort."""
+    comm = meet(folder, rank, size, timeout=2)
+    works(comm)
+    library = ctypes.CDLL(nccl.library.path)
+    library.double_slow_destroy(30)
+    library.double_stall_abort(30)
+    begin = time.monotonic()
+    error = caught(comm.close)
+    return error, time.monotonic() - begin
+
+
+def main() -> None:
+    scenario, rank, size, folder = (
+        sys.argv[1],
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        Path(sys.argv[4]),
+    )
+    result = globals()[scenario](rank, size, folder)
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

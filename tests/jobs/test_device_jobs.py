@@ -1,0 +1,91 @@
+"""Ranks without MPI, on devices: jobs of several processes that meet by a unique id."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles.build import build
+
+RANK = Path(__file__).with_name("device_rank.py")
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+def job(
+    tmp_path: Path, scenario: str, size: int, silent: tuple[int, ...] = (), **variables: str
+) -> list[Any]:
+    """Return what each rank returned; a rank that fails fails the test with its output."""
+    environ = os.environ | build().environment() | variables
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(RANK), scenario, str(rank), str(size), str(tmp_path)],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = []
+    for process in ranks:
+        try:
+            outputs.append(process.communicate(timeout=70)[0])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            outputs.append("killed: " + process.communicate()[0])
+    results = []
+    for rank, output in enumerate(outputs):
+        file = tmp_path / f"{rank}.json"
+        if rank not in silent:
+            assert file.exists(), f"rank {rank}:\n{output}"
+        results.append(json.loads(file.read_text()) if file.exists() else None)
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_host_and_device_arrays_on_one_communicator(tmp_path: Path, size: int) -> None:
+    assert job(tmp_path, "mixed", size) == [[rank, size, 1] for rank in range(size)]
+
+
+def test_a_rank_that_never_joins(tmp_path: Path) -> None:
+    first, second, _ = job(tmp_path, "never_joins", 3)
+    for error, total in (first, second):
+        assert {"NCCLTimeoutError", "CommTimeoutError", "TimeoutError"} <= set(error["kinds"])
+        assert 2.5 < error["seconds"] < 9
+        assert "no end within 3 s" in error["text"]
+        assert total == 2
+
+
+def test_a_rank_that_dies(tmp_path: Path) -> None:
+    results = job(tmp_path, "dies", 3, silent=(2,))[:2]
+    for rank, (error, (total, new_rank, gathered), again, state) in enumerate(results):
+        assert "NCCLRemoteError" in error["kinds"], error
+        assert error["seconds"] < 5
+        assert "all_reduce" in again["text"] or "broken" in again["text"]
+        assert (total, new_rank, gathered) == (2, rank, [0, 1])
+        assert "aborted" in state
+
+
+def test_a_rank_that_stays_away(tmp_path: Path) -> None:
+    for error, total, _ in job(tmp_path, "stays_away", 3):
+        assert total == 3
+        if error["kinds"]:
+            assert {"NCCLTimeoutError", "CommTimeoutError"} <= set(error["kinds"]), error
+            assert "all_reduce #" in error["text"]
+
+
+def test_an_error_that_nccl_reports(tmp_path: Path) -> None:
+    for error, total in job(tmp_path, "async_error", 2):
+        assert "NCCLError" in error["kinds"], error
+        assert total == 2
+
+
+def test_the_end_is_bounded(tmp_path: Path) -> None:
+    for error, seconds in job(tmp_path, "slow_end", 2):
+        assert "NCCLTimeoutError" in error["kinds"]
+        assert seconds < 12
