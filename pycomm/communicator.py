@@ -291,10 +291,10 @@ class Communicator(Reductions, Movement, Messages, Planning):
         local = (self.local_rank, self.local_size)
         own = weakref.WeakMethod(self.all_gather_object)
 
-        def gather(told: Any) -> list[Any]:
+        def gather(told: Any, seconds: float) -> list[Any]:
             method = own()
             assert method is not None
-            return method(told)
+            return method(told, timeout=seconds)
 
         return DeviceSide(self._engine, gather, self._wanted, local)
 

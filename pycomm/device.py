@@ -392,6 +392,7 @@ class DeviceSide:
         """Open a group."""
         if self._grouped is not None:
             raise CommError("a group is open already; groups do not nest")
+        self.ready(None, self._engine.timeout)  # NCCL makes no communicator within a group
         opened = Group().__enter__()
         self._grouped = []
         return opened

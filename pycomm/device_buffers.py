@@ -4,6 +4,7 @@
 from anybody; DLPack where there is none, or where the interface cannot name the element type.
 """
 
+import contextlib
 import ctypes
 import math
 import sys
@@ -15,7 +16,7 @@ from pycomm.bindings.cuda import cuda
 from pycomm.devices import Device, device_of, get_device, usable
 from pycomm.dlpack import CUDA_DEVICES, HOST_DEVICES, export, read
 from pycomm.dtypes import BY_NUMPY, DType, as_dtype
-from pycomm.errors import ArgumentTypeError, ArgumentValueError
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CUDAError
 from pycomm.streams import LEGACY, as_stream, current_stream
 
 if TYPE_CHECKING:
@@ -219,7 +220,8 @@ class _Block:
 
     def __del__(self) -> None:
         if getattr(self, "pointer", 0) and usable():
-            with self._device.entered():
+            # Nobody could do anything about a failure here; a context that is lost has no memory.
+            with contextlib.suppress(CUDAError), self._device.entered():
                 cuda.cuMemFree_v2(self.pointer)
 
 

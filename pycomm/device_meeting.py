@@ -8,12 +8,15 @@ from pycomm.bindings.nccl import nccl
 from pycomm.deadline import Deadline
 from pycomm.devices import Device
 from pycomm.errors import CommError, MismatchError, describe
-from pycomm.transports.nccl import NCCLComm, unique_id
+from pycomm.transports.nccl import Making, NCCLComm, unique_id
 
 __all__ = ["Gather", "meet"]
 
-#: Returns an object of each rank, in rank order; collective.
-Gather = Callable[[Any], list[Any]]
+#: Returns an object of each rank, in rank order, within so many seconds; collective.
+Gather = Callable[[Any, float], list[Any]]
+
+# The ranks' deadlines pass at different moments; who is ready waits for the last of them.
+_SLACK = 10.0  # seconds
 
 _SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 
@@ -57,29 +60,39 @@ def meet(
         token = unique_id() if rank == 0 else None
     except Exception as error:
         failure = error
-    told = _agree(failure, (facts, token), rank, gather)
+    told = _agree(failure, (facts, token), rank, gather, deadline.timeout)
     _check([one[0] for one in told])
     token = told[0][1]
     assert device is not None
     assert token is not None
-    comm = None
+    making: Making | None = None
+    comm: NCCLComm | None = None
     try:
-        comm = NCCLComm.create(token, rank, size, device, deadline, label)
-    except Exception as error:
-        failure = error
-    try:
-        _agree(failure, None, rank, gather)
+        # Twice: a rank where it does not even begin would let the others wait for their deadlines.
+        try:
+            making = NCCLComm.begin(token, rank, size, device, label)
+        except Exception as error:
+            failure = error
+        _agree(failure, None, rank, gather, deadline.timeout)
+        assert making is not None
+        try:
+            comm = making.wait(deadline)
+        except Exception as error:
+            failure = error
+        _agree(failure, None, rank, gather, deadline.left + _SLACK)
     except BaseException:
-        if comm is not None:
-            comm.abort()
+        if making is not None:
+            making.abandon()
         raise
     assert comm is not None
     return comm
 
 
-def _agree(failure: BaseException | None, told: Any, rank: int, gather: Gather) -> list[Any]:
+def _agree(
+    failure: BaseException | None, told: Any, rank: int, gather: Gather, seconds: float
+) -> list[Any]:
     """Tell all ranks whether it went well; raise on all if it did not on any."""
-    answers = gather((failure, told))
+    answers = gather((failure, told), seconds)
     if failure is not None:
         raise failure
     for peer, (error, _) in enumerate(answers):

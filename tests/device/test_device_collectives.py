@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from support.gpu import Interfaced, Packed
 from support.reference import Example, cases, data, factor, reduced, same_bits, same_on_all
 
@@ -107,13 +106,8 @@ def test_collectives(comm: Communicator, together: Callable[..., None], kind: st
 
     def run(comm: Communicator) -> None:
         @same_on_all(400)
-        @given(cases(comm.size), st.just(0))
-        def body(case: Example, _: int) -> None:
-            row = DTYPES[case.dtype]
-            if case.op == "premul_sum" or (
-                case.op == "avg" and case.algorithm == "native" and row.nccl is None
-            ):
-                return
+        @given(cases(comm.size))
+        def body(case: Example) -> None:
             check(comm, case, kind, stream)
 
         body()

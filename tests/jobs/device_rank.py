@@ -164,8 +164,8 @@ def main() -> None:
         int(sys.argv[3]),
         Path(sys.argv[4]),
     )
-    result = globals()[scenario](rank, size, folder)
-    (folder / f"{rank}.json").write_text(json.dumps(result))
+    result = globals()[scenario](int(rank), int(size), Path(folder))
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,334 @@
+"""Device arrays on several ranks: plans, graphs, groups, hints, compression, meeting, failing."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.gpu import Interfaced, read_back, to_device
+
+import pycomm
+from pycomm import ArgumentTypeError, ArgumentValueError, CommError, Communicator, MismatchError
+from pycomm.algorithms import names
+from pycomm.algorithms.compression import Cast, ErrorFeedback
+from pycomm.bindings.cuda import cuda
+from pycomm.devices import get_device
+from pycomm.streams import Stream
+
+pytestmark = pytest.mark.mpi
+Together = Callable[..., None]
+
+
+def array(comm: Communicator, values: Any, stream: Stream | None = None) -> Interfaced:
+    handle = 1 if stream is None else stream.handle
+    return Interfaced(np.asarray(values, np.float32), comm.local_rank, handle)
+
+
+# ---------------------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
+def test_plans_run_again_and_again(together: Together, algorithm: str) -> None:
+    def run(comm: Communicator) -> None:
+        stream = Stream(comm.local_rank)
+        x, out = (array(comm, np.full(1000, comm.rank + 1), stream) for _ in range(2))
+        plan = comm.plan("all_reduce", x, out, op="avg", algorithm=algorithm)
+        for factor in (1, 2, 3):
+            x.base.fill(factor * (comm.rank + 1))
+            assert plan() is out
+            np.testing.assert_allclose(out.numpy(), factor * (comm.size + 1) / 2, rtol=1e-6)
+        assert plan(async_op=True).wait() is out
+        text = str(plan)
+        assert "all_reduce of 1,000 float32" in text
+        assert plan.algorithm in text
+        if algorithm == "auto":
+            assert plan.steps is None
+        elif comm.size > 1:
+            assert plan.steps > 0
+            assert plan.bytes_sent > 0
+
+    together(run)
+
+
+@pytest.mark.parametrize("what", ["auto", "ring", "fp8_e4m3"])
+def test_a_plan_is_captured_as_a_graph(together: Together, what: str) -> None:
+    def run(comm: Communicator) -> None:
+        device = get_device(comm.local_rank)
+        stream = Stream(device)
+        x, out = array(comm, np.zeros(500), stream), array(comm, np.zeros(500), stream)
+        options = {"compression": what} if what.startswith("fp8") else {"algorithm": what}
+        plan = comm.plan("all_reduce", x, out, **options)
+        plan()
+        stream.synchronize()
+        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+        with device.entered():
+            cuda.check(cuda.cuStreamBeginCapture_v2(stream.handle, 0), "cuStreamBeginCapture")
+            plan()
+            code = cuda.cuStreamEndCapture(stream.handle, ctypes.byref(graph))
+            cuda.check(code, "cuStreamEndCapture")
+            code = cuda.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, 0)
+            cuda.check(code, "cuGraphInstantiate")
+        for value in (1, 2, 4):
+            x.base.fill(value)
+            with device.entered():
+                cuda.check(cuda.cuGraphLaunch(ready, stream.handle), "cuGraphLaunch")
+            assert (out.numpy() == value * comm.size).all()
+        cuda.check(cuda.cuGraphExecDestroy(ready), "cuGraphExecDestroy")
+        cuda.check(cuda.cuGraphDestroy(graph), "cuGraphDestroy")
+
+    together(run)
+
+
+# --------------------------------------------------------------------------------------- groups
+
+
+def test_a_group_starts_together(together: Together) -> None:
+    def run(comm: Communicator) -> None:
+        x, y, got = (array(comm, np.full(10, comm.rank)) for _ in range(3))
+        ahead, behind = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        with comm.group():
+            comm.send(x, ahead)
+            comm.recv(got, behind)
+            comm.all_reduce(y)
+        assert (got.numpy() == behind).all()
+        assert (y.numpy() == sum(range(comm.size))).all()
+        with pytest.raises(ZeroDivisionError), comm.group():
+            1 / 0  # noqa: B018
+        with pytest.raises(ArgumentValueError, match="several steps"), comm.group():
+            comm.all_reduce(y, algorithm="ring")
+        comm.all_reduce(y)  # all is well
+
+    together(run)
+
+
+def test_messages(together: Together) -> None:
+    def run(comm: Communicator) -> None:
+        x, out = array(comm, np.full(5000, comm.rank)), array(comm, np.zeros(5000))
+        ahead, behind = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        assert comm.send_recv(x, out, dest=ahead, source=behind) is out
+        assert (out.numpy() == behind).all()
+        work = comm.send_recv(x, out, dest=ahead, source=behind, async_op=True)
+        assert work.wait() is out
+        with pytest.raises(ArgumentValueError, match="no tags"):
+            comm.send(x, 0, tag=3)
+        with pytest.raises(ArgumentTypeError, match="host"):
+            comm.send_recv(x, np.zeros(5000), dest=ahead, source=behind)
+
+    together(run)
+
+
+# ------------------------------------------------------------------------ algorithms and codecs
+
+
+def test_all_algorithms_agree(together: Together) -> None:
+    def run(comm: Communicator) -> None:
+        for count in (0, 1, 7, 1000):
+            values = [
+                np.random.default_rng(rank).integers(-9, 9, count) for rank in range(comm.size)
+            ]
+            expected = np.sum(values, axis=0)
+            for name in ("auto", "native", *names("all_reduce")):
+                x, stream = array(comm, values[comm.rank]), Stream(comm.local_rank)
+                comm.all_reduce(x, algorithm=name, stream=stream)
+                np.testing.assert_array_equal(read_back(x.base, stream.handle), expected)
+
+    together(run)
+
+
+def test_hints_to_nccl(together: Together, libnccl: ctypes.CDLL, libcuda: ctypes.CDLL) -> None:
+    def run(comm: Communicator) -> None:
+        libcuda.double_calls.restype = ctypes.c_ulonglong
+        before = libcuda.double_calls(b"ncclAllReduceConfig")
+        x = array(comm, np.ones(10))
+        comm.all_reduce(x, algorithm="nccl:ring")
+        assert (x.numpy() == comm.size).all()
+        assert libcuda.double_calls(b"ncclAllReduceConfig") == before + 1
+        for wrong in ("nccl:", "nonsense", "shared", "registered"):
+            with pytest.raises(ArgumentValueError):
+                comm.all_reduce(x, algorithm=wrong)
+        with pytest.raises(ArgumentValueError, match="order"):
+            comm.all_reduce(x, algorithm="nccl:ring", deterministic=True)
+
+    together(run)
+
+
+def test_deterministic_sums_have_the_bits_of_hosts(together: Together) -> None:
+    def run(comm: Communicator) -> None:
+        values = np.random.default_rng(comm.rank).normal(0, 1, 1001).astype(np.float32)
+        x, host = array(comm, values), values.copy()
+        comm.all_reduce(x, deterministic=True)
+        comm.all_reduce(host, algorithm="direct")
+        assert (x.numpy() == host).all()
+
+    together(run)
+
+
+@pytest.mark.parametrize("form", ["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_compression_has_the_bits_of_hosts(together: Together, form: str, collective: str) -> None:
+    def run(comm: Communicator) -> None:
+        options: list[dict[str, Any]] = [{}] if collective == "all_gather" else [{}, {"op": "avg"}]
+        for given in options:
+            feedback, own = ErrorFeedback(form), ErrorFeedback(form)
+            for step in range(3):
+                values = np.random.default_rng([comm.rank, step]).normal(0, 1, comm.size * 300)
+                values = values.astype(np.float32)
+                x, call = array(comm, values), getattr(comm, collective)
+                size = {"all_gather": comm.size * values.size, "all_reduce": values.size}.get(
+                    collective, values.size // comm.size
+                )
+                out, host = array(comm, np.zeros(size)), np.zeros(size, np.float32)
+                call(x, out, compression=feedback, key="w", **given)
+                call(values, host, compression=own, key="w", algorithm="direct", **given)
+                np.testing.assert_array_equal(out.numpy(), host)
+            if comm.size > 1:
+                mine, theirs = (one.state_dict()["residuals"] for one in (feedback, own))
+                for a, b in zip(mine[0]["arrays"], theirs[0]["arrays"], strict=True):
+                    np.testing.assert_array_equal(a, b)
+                restored = ErrorFeedback(form)
+                restored.load_state_dict(feedback.state_dict())
+                call(x, out, compression=restored, key="w", **given)
+                call(values, host, compression=own, key="w", algorithm="direct", **given)
+                np.testing.assert_array_equal(out.numpy(), host)
+
+    together(run)
+
+
+def test_what_compression_cannot_do(together: Together) -> None:
+    class Own(Cast):
+        pass
+
+    def run(comm: Communicator) -> None:
+        x = array(comm, np.full(10, 1e6))
+        if comm.size > 1:
+            with pytest.raises(ArgumentTypeError, match="no kernels"):
+                comm.all_reduce(x, compression=Own("bf16"))
+            with pytest.raises(ArgumentValueError, match="no seat"):
+                comm.all_reduce(x, compression="bf16", algorithm="ring")
+            comm.all_reduce(x, compression=Cast("fp16"))
+            assert comm.saturated > 0
+        comm.all_reduce(x)
+
+    together(run)
+
+
+# ------------------------------------------------------------------------------- other members
+
+
+def test_registered_memory(together: Together, libcuda: ctypes.CDLL) -> None:
+    def run(comm: Communicator) -> None:
+        x = comm.empty((100, 3), "float16", device="cuda")
+        assert (x.shape, x.dtype, x.device) == ((100, 3), np.float16, comm.local_rank)
+        assert (x.copy() == 0).all()
+        x.fill(comm.rank)
+        comm.all_reduce(x)
+        assert (x.copy() == sum(range(comm.size))).all()
+        with pytest.raises(ArgumentValueError, match="'host' or 'cuda'"):
+            comm.empty(3, device="tpu")
+
+    before = libcuda.double_allocated()
+    together(run)
+    assert libcuda.double_allocated() >= before
+
+
+def test_groups_of_ranks(together: Together) -> None:
+    def run(comm: Communicator) -> None:
+        x = array(comm, np.ones(10))
+        comm.all_reduce(x)
+        half = comm.split(comm.rank % 2)
+        assert half is not None
+        y = array(comm, np.ones(10))
+        half.all_reduce(y)
+        assert (y.numpy() == half.size).all()
+        if comm.size > 1:
+            left = comm.shrink([0]) if comm.rank else None
+            if left is not None:
+                z = array(comm, np.ones(10))
+                left.all_reduce(z)
+                assert (z.numpy() == comm.size - 1).all()
+                left.close()
+        half.close()
+
+    together(run)
+
+
+def test_ranks_compare_their_calls() -> None:
+    with pycomm.init("mpi", timeout=20, check=True) as comm:
+        x = array(comm, np.ones(10))
+        comm.all_reduce(x)
+        assert (x.numpy() == comm.size).all()
+        if comm.size == 1:
+            return
+    comm = pycomm.init("mpi", timeout=20, check=True)
+    with pytest.raises(MismatchError, match="disagree"):
+        comm.all_reduce(array(comm, np.ones(10 + comm.rank)))
+    comm.abort()
+
+
+# --------------------------------------------------------------------------------------- failing
+
+
+@pytest.mark.parametrize("function", ["ncclGetUniqueId", "ncclCommInitRankConfig"])
+def test_what_fails_on_rank_0_fails_on_all(libcuda: ctypes.CDLL, function: str) -> None:
+    with pycomm.init("mpi", timeout=20) as comm:
+        x = array(comm, np.ones(10))
+        if comm.rank == 0:
+            libcuda.double_fail_next(function.encode(), 2, 1)
+        with pytest.raises(CommError) as caught:
+            comm.all_reduce(x)
+        told = comm.all_gather_object((type(caught.value).__name__, str(caught.value)))
+        assert {kind for kind, _ in told} == {"NCCLSystemError"}
+        assert all(function in text for _, text in told)
+        assert comm.rank == 0 or "rank 0" in str(caught.value)
+        # The host side is as it was, and so is the device side.
+        comm.barrier()
+        y = array(comm, np.ones(10))
+        comm.all_reduce(y)
+        assert (y.numpy() == comm.size).all()
+
+
+def test_two_ranks_on_one_device_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pycomm.init("mpi", timeout=20, device=0) as comm:
+        if comm.size == 1:
+            return
+        with pytest.raises(CommError, match=r"ranks 0 and 1 are on the same device.*GPU-"):
+            comm.all_reduce(Interfaced(np.ones(10), 0))
+        comm.barrier()
+        if comm.size == 2:
+            monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+            x = Interfaced(np.ones(10), 0)
+            comm.all_reduce(x)
+            assert (x.numpy() == 2).all()
+
+
+def test_a_handle_that_is_null_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pycomm.bindings.nccl import nccl
+
+    with pycomm.init("mpi", timeout=20) as comm:
+        if comm.rank == 0:
+            monkeypatch.setitem(nccl.__dict__, "ncclCommInitRankConfig", lambda *_: 0)
+            monkeypatch.setattr(
+                "pycomm.transports.nccl._state", lambda handle: 0 if not handle else 7
+            )
+        if comm.size > 1:
+            return
+        with pytest.raises(CommError, match="gives no communicator"):
+            comm.all_reduce(Interfaced(np.ones(10), 0))
+
+
+def test_leaving_by_an_exception_ends_what_is_under_way() -> None:
+    comm = pycomm.init("mpi", timeout=20)
+    x = array(comm, np.ones(10))
+
+    def fails() -> None:
+        with comm:
+            comm.all_reduce(x)
+            read_back(x.base, 1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    with pytest.raises(CommError, match="aborted"):
+        comm.all_reduce(x)
+    assert to_device(np.ones(3), 0).copy().sum() == 3
