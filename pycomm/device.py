@@ -418,8 +418,14 @@ class DeviceSide:
     def empty(self, shape: tuple[int, ...], dtype: Any, nbytes: int) -> DeviceArray:
         """Return a registered array; collective."""
         comm = self.ready(None, self._engine.timeout)
-        with comm.lock:
-            pointer = comm.allocate(max(nbytes, 1), Deadline(self._engine.timeout))
+        self._engine.enter("empty")
+        try:
+            with comm.lock:
+                pointer = comm.allocate(max(nbytes, 1), Deadline(self._engine.timeout))
+        except CommError as error:
+            raise self.fail(error, "empty") from error.__cause__
+        finally:
+            self._engine.owner = None
         return DeviceArray(pointer, shape, dtype, comm.device, comm).fill(0)
 
     # ------------------------------------------------------------------------------- its end

@@ -1,6 +1,10 @@
-"""Runs the tests: the plain ones in one process, those of MPI on several ranks, one after another.
+"""Runs the tests: plain ones in one process, those of MPI and of devices on several ranks.
 
-``python scripts/_run_tests.py [--ranks 1,2,3,4] [--plain PATHS] [--mpi PATHS] [pytest arguments]``
+``python scripts/_run_tests.py [--ranks 1,2,3,4] [--plain PATHS] [--mpi PATHS] [--device PATHS]
+[pytest arguments]``
+
+Tests of devices have processes of their own: what stands in for a GPU is loaded there, and nothing
+else must see it. Those that need one rank only run with one rank only.
 
 Every job is watched. A rank that stays in one test for longer than PYCOMM_TEST_LIMIT seconds
 (default 90), or a job that takes longer than PYCOMM_TEST_JOB_LIMIT (default 400), is a failure: all
@@ -174,18 +178,23 @@ def plain_folders() -> list[str]:
     return list(settings["tool"]["pytest"]["ini_options"]["testpaths"])
 
 
-def split_paths(words: list[str], mpi: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Split pytest's arguments into paths of plain tests, paths of MPI tests, and the rest."""
+def split_paths(words: list[str], folders: list[list[str]]) -> tuple[list[list[str]], list[str]]:
+    """Split pytest's arguments: paths of plain tests, those in each of `folders`, and a rest."""
     # `-k bench` is no path although there is a folder of that name: a path has a separator.
     paths = [word for word in words if "/" in word and Path(word.partition("::")[0]).exists()]
     rest = [word for word in words if word not in paths]
-    folders = [Path(name).resolve() for name in mpi]
-    in_mpi = [
-        path
-        for path in paths
-        if any(Path(path.partition("::")[0]).resolve().is_relative_to(one) for one in folders)
-    ]
-    return [path for path in paths if path not in in_mpi], in_mpi, rest
+    found = []
+    for names in folders:
+        places = [Path(name).resolve() for name in names]
+        found.append(
+            [
+                path
+                for path in paths
+                if any(Path(path.partition("::")[0]).resolve().is_relative_to(p) for p in places)
+            ]
+        )
+    plain = [path for path in paths if not any(path in inside for inside in found)]
+    return [plain, *found], rest
 
 
 def main(argv: list[str]) -> int:
@@ -194,12 +203,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--ranks", default="1,2,3,4")
     parser.add_argument("--plain", default=",".join(plain_folders()))
     parser.add_argument("--mpi", default="tests/mpi")
+    parser.add_argument("--device", default="tests/device")
     options, words = parser.parse_known_args(argv)
     plain = [path for path in options.plain.split(",") if path]
     mpi = [path for path in options.mpi.split(",") if path]
-    chosen_plain, chosen_mpi, rest = split_paths(words, mpi)
-    if chosen_plain or chosen_mpi:
-        plain, mpi = chosen_plain, chosen_mpi
+    device = [path for path in options.device.split(",") if path]
+    chosen, rest = split_paths(words, [mpi, device])
+    if any(chosen):
+        plain, mpi, device = chosen
     limit = float(os.environ.get("PYCOMM_TEST_LIMIT", "90"))
     job_limit = float(os.environ.get("PYCOMM_TEST_JOB_LIMIT", "400"))
 
@@ -214,6 +225,11 @@ def main(argv: list[str]) -> int:
         for ranks in (int(word) for word in options.ranks.split(",")):
             title = f"MPI tests on {ranks} rank{'s' if ranks > 1 else ''}"
             jobs.append(TestRun(title, ranks, ["--with-mpi", *mpi, *rest], *limits))
+    if device:
+        for ranks in (int(word) for word in options.ranks.split(",")):
+            title = f"device tests on {ranks} rank{'s' if ranks > 1 else ''}"
+            chosen_by = ["--with-mpi", *["-m", "mpi"] * (ranks > 1)]
+            jobs.append(TestRun(title, ranks, [*chosen_by, *device, *rest], *limits))
     # As Ctrl-C does: an exception, so that the job of the moment is ended on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for job in jobs:

@@ -220,21 +220,19 @@ class NCCLComm:
     def allocate(self, nbytes: int, deadline: Deadline) -> int:
         """Return memory that NCCL reaches without copies; collective, with equal `nbytes`."""
         pointer, window = ctypes.c_void_p(), ctypes.c_void_p()
+        windows = nccl.has(_WINDOWS_SINCE)
+        function = _WINDOWS_SINCE if windows else "ncclCommRegister"
         with self.device.entered():
             nccl.check(nccl.ncclMemAlloc(ctypes.byref(pointer), nbytes), "ncclMemAlloc")
-            if nccl.has(_WINDOWS_SINCE):
-                code = nccl.ncclCommWindowRegister(
-                    self.handle, pointer, nbytes, ctypes.byref(window), NCCL_WIN_COLL_SYMMETRIC
-                )
-                function = _WINDOWS_SINCE
-            else:
-                code = nccl.ncclCommRegister(self.handle, pointer, nbytes, ctypes.byref(window))
-                function = "ncclCommRegister"
-            try:
-                self.settle(code, function, deadline)
-            except BaseException:
-                nccl.ncclMemFree(pointer)
-                raise
+
+        def register() -> None:
+            options = (NCCL_WIN_COLL_SYMMETRIC,) if windows else ()
+            start = getattr(nccl, function)
+            code = start(self.handle, pointer, nbytes, ctypes.byref(window), *options)
+            self.settle(code, function, deadline)
+
+        # Also on a communicator that does not block, NCCL waits here until all ranks have come.
+        self._bounded(register, deadline.left, function)
         self._memory.append((pointer.value or 0, window.value or 0))
         return pointer.value or 0
 
