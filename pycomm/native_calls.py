@@ -13,6 +13,7 @@ import numpy as np
 from pycomm.bindings.nccl import nccl
 from pycomm.bindings.nccl_types import coll_config
 from pycomm.call import Call
+from pycomm.deadline import Deadline
 from pycomm.dtypes import DTYPES, DType, Kind, Op, PremulSum, ReduceOp
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from pycomm.stream_memory import StreamMemory, copy
@@ -37,6 +38,8 @@ _AVG_SINCE = (2, 10)
 _CONFIG_SINCE = "2.31"
 
 _BYTE = 1  # ncclUint8
+#: Seconds that NCCL may take to accept a call.
+_ACCEPT = 60.0
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _FUNCTIONS = {
@@ -156,9 +159,10 @@ def _out_of_place(call: Call, comm: NCCLComm, send: ctypes.c_void_p, enqueue: En
         memory = StreamMemory(comm.device)
         send.value = memory.take(nbytes, stream)
         copy(send.value, source, nbytes, stream)
-        code = enqueue(stream)
+        # NCCL may take it over later, and memory that is given back before that is gone.
+        comm.settle(enqueue(stream), call.collective, Deadline(_ACCEPT))
         memory.give_back(stream)
-        return code
+        return 0
 
     return copied
 

@@ -1,5 +1,6 @@
 """The script for a machine with a GPU, here over the doubles: every step runs and is reported."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -17,10 +18,10 @@ STEPS = [
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
-def run(*words: str) -> tuple[int, str]:
+def run(*words: str, doubles: bool = True) -> tuple[int, str]:
     environ = {name: value for name, value in os.environ.items() if name != "OUT"}
     done = subprocess.run(
-        [str(ROOT / "tests" / "gpu" / "run.sh"), "--doubles", *words],
+        [str(ROOT / "tests" / "gpu" / "run.sh"), *(["--doubles"] if doubles else []), *words],
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -60,3 +61,15 @@ def test_an_unknown_step_is_refused() -> None:
     code, output = run("--only", "nonsense")
     assert code == 2
     assert "nonsense" in output
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        code, output = run("--json", str(tmp_path / "gpu.json"), doubles=False)
+        assert code == 2, output
+        assert "libcuda not found" in output
+        assert "1 steps" in output
+    else:
+        pytest.skip("a CUDA driver is here")
