@@ -482,7 +482,10 @@ class Communicator(Reductions, Movement, Messages, Planning):
         shrink = getattr(engine.transport, "shrink", None)
         if shrink is not None:
             deadline = Deadline(as_timeout(timeout, engine.timeout))
-            return self._child(shrink(gone, deadline, f"{engine.label}/shrunk"))
+            transport = shrink(gone, deadline, f"{engine.label}/shrunk")
+            if engine.state == "open":
+                engine.break_off(CommError("it was shrunk"), "shrink")
+            return self._child(transport)
         members = [rank for rank in range(self._size) if rank not in gone]
         return self._new_group(members, timeout)
 

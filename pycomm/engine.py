@@ -468,7 +468,7 @@ class Engine:
         """Mark the communicator broken by what went wrong on devices; the transport lives on."""
         if self.state == "open":
             self.state = "broken"
-            self._reason = f" since {operation} ended with {type(error).__name__}"
+            self._reason = f" since {operation} ended with {describe(error)[:80]}"
             self._reason += "; only abort() and shrink() are possible"
             self.severed = False
 

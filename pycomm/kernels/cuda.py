@@ -76,7 +76,8 @@ def _nvrtc() -> Any:
 def compile_kernels(architecture: str) -> bytes:
     """Return the kernels as machine code (cubin) for an architecture, such as ``"sm_90"``.
 
-    Needs no device.
+    Needs no device. For one that is newer than NVRTC, as PTX of the newest that NVRTC knows, which
+    the driver compiles.
 
     Raises
     ------
@@ -97,6 +98,18 @@ def compile_kernels(architecture: str) -> bytes:
         program = checked(nvrtc.nvrtcCreateProgram(source_text().encode(), b"device.cu", 0, [], []))
     except RuntimeError as error:  # cuda-python without the library underneath
         raise LibraryNotFoundError(f"NVRTC cannot be loaded: {error}") from error
+    known = [int(number) for number in checked(nvrtc.nvrtcGetSupportedArchs())]
+    wanted = int(architecture.removeprefix("sm_"))
+    as_ptx = wanted not in known
+    if as_ptx:
+        older = [number for number in known if number < wanted]
+        if not older:
+            raise CommError(
+                f"this NVRTC compiles for sm_{min(known)} and newer, and the device is "
+                f"{architecture}: an older one is needed (nvidia-cuda-nvrtc-cu12 before 13 knows "
+                "sm_50 to sm_70)"
+            )
+        architecture = f"compute_{max(older)}"
     options = [word.encode() for word in (f"--gpu-architecture={architecture}", *_OPTIONS)]
     code = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
     if int(code):
@@ -104,8 +117,9 @@ def compile_kernels(architecture: str) -> bytes:
         nvrtc.nvrtcGetProgramLog(program, log)
         said = log.decode(errors="replace").strip(" \0\n")
         raise CommError(f"NVRTC refused to compile for {architecture} ({code}): {said}")
-    image = b" " * int(checked(nvrtc.nvrtcGetCUBINSize(program)))
-    checked(nvrtc.nvrtcGetCUBIN(program, image))
+    kind = "PTX" if as_ptx else "CUBIN"
+    image = b" " * int(checked(getattr(nvrtc, f"nvrtcGet{kind}Size")(program)))
+    checked(getattr(nvrtc, f"nvrtcGet{kind}")(program, image))
     nvrtc.nvrtcDestroyProgram(program)
     return image
 

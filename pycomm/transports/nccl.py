@@ -1,7 +1,8 @@
 """NCCL communicators: made, watched, split, shrunk and given up, each under a deadline.
 
-All of them are non-blocking: NCCL returns at once, and says later whether it worked. So nothing
-here waits inside NCCL, where no deadline is seen.
+From NCCL 2.14 on all of them are non-blocking: NCCL returns at once, and says later whether it
+worked. So nothing here waits inside NCCL, where no deadline is seen; what does wait there, whatever
+it was told, does so in a thread of its own.
 """
 
 import ctypes
@@ -120,6 +121,8 @@ class NCCLComm:
                 f"a unique id has {NCCL_UNIQUE_ID_BYTES} bytes, not {len(raw)}"
             )
         made = ncclUniqueId.from_buffer_copy(raw)
+        if not nccl.has("ncclCommInitRankConfig"):
+            return _Blocking(made, cls(0, rank, size, device))
         settings = _settings(name)
 
         def start(handle: Any) -> int:
@@ -265,7 +268,7 @@ class NCCLComm:
 
     def _finalize(self) -> None:
         handle = self.handle
-        code = nccl.ncclCommFinalize(handle)
+        code = nccl.ncclCommFinalize(handle) if nccl.has("ncclCommFinalize") else _SUCCESS
         while code == _IN_PROGRESS:
             time.sleep(_PAUSE)
             code = _state(handle)
@@ -425,6 +428,37 @@ class Making:
         if self.comm is not None:
             self.comm.handle = self._handle.value or 0
             self.comm.abort()
+
+
+class _Blocking(Making):
+    """A communicator in the making by NCCL before 2.14, which returns once all ranks have come."""
+
+    def __init__(self, token: ncclUniqueId, comm: NCCLComm) -> None:
+        self.comm = comm
+        self._function, self._parent, self._nothing = "ncclCommInitRank", None, False
+        self._handle = ctypes.c_void_p()
+        self._code = _IN_PROGRESS
+        arguments = (ctypes.byref(self._handle), comm.size, token, comm.rank)
+
+        def run() -> None:
+            with comm.device.entered():
+                self._code = nccl.ncclCommInitRank(*arguments)
+
+        # Nothing can end it if they do not come: it is left behind, and the process goes on.
+        threading.Thread(target=run, name=self._function, daemon=True).start()
+
+    def test(self) -> bool:
+        """Return whether it is made."""
+        if self._code == _IN_PROGRESS:
+            return False
+        if self._code:
+            raise nccl.error(self._code, self._function)
+        return super().test()
+
+    def abandon(self) -> None:
+        """Give it up, if it is there."""
+        if self._code == _SUCCESS:
+            super().abandon()
 
 
 def _settings(name: str) -> Any:

@@ -90,6 +90,34 @@ def mixed(rank: int, size: int, folder: Path) -> Any:
         return [comm.local_rank, comm.local_size, len(set(comm._engine.transport.hosts))]
 
 
+def old_library(rank: int, size: int, folder: Path) -> Any:
+    """NCCL is older than what it is asked for."""
+    with meet(folder, rank, size) as comm:
+        device, found = get_device(rank), {}
+        for name in ("bfloat16", "float32"):
+            row = DTYPES[name]
+            for algorithm in ("native", "auto", "ring", "direct", "hierarchical"):
+                x = allocate(device, (300,), row).fill(1)
+                key = f"{name} {algorithm}"
+                error = caught(comm.all_reduce, x, algorithm=algorithm)
+                comm.barrier()
+                found[key] = float(x.copy()[0]), error["text"]
+        x = allocate(device, (2 * size,), DTYPES["float32"]).fill(rank)
+        found["all_to_all"] = comm.all_to_all(x, async_op=True).wait().copy().tolist()
+        found["gather"] = [] if (got := comm.gather(x)) is None else got.copy().tolist()
+        y = allocate(device, (2,), DTYPES["float32"])
+        found["scatter"] = comm.scatter(x if rank == 0 else None, y).copy().tolist()
+        found["hint"] = caught(comm.all_reduce, x, algorithm="nccl:ring")
+        found["avg"] = caught(comm.all_reduce, x, op="avg")["text"], float(x.copy()[0])
+        z = comm.empty(10, device="cuda").fill(1) if nccl.has("ncclMemAlloc") else None
+        if z is not None:
+            assert comm.all_reduce(z, async_op=True).wait().copy()[0] == size
+        comm.barrier()
+        found["shrink"] = caught(comm.shrink, [size - 1]) if rank < size - 1 else None
+        comm.abort()
+        return found
+
+
 def never_joins(rank: int, size: int, folder: Path) -> Any:
     """The last rank never comes; the others give up, and go on without it."""
     if rank == size - 1:

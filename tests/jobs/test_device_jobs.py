@@ -9,18 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.build import build
+from doubles.build import NCCL_VERSION, build
+
+from pycomm.kernels.cuda import NAMES
 
 RANK = Path(__file__).with_name("device_rank.py")
+ROOT = RANK.parent.parent.parent
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
 def job(
-    tmp_path: Path, scenario: str, size: int, silent: tuple[int, ...] = (), **variables: str
+    tmp_path: Path,
+    scenario: str,
+    size: int,
+    silent: tuple[int, ...] = (),
+    version: int = NCCL_VERSION,
 ) -> list[Any]:
     """Return what each rank returned; a rank that fails fails the test with its output."""
-    environ = os.environ | build().environment() | variables
+    kernels = ROOT / "pycomm" / "kernels" / "device.cu"
+    doubles = build(version, NAMES, kernels)
+    folder = {"XDG_CACHE_HOME": str(ROOT / "build" / "cache")}
+    environ = os.environ | doubles.environment() | folder
+    # NVRTC looks at the driver that it finds, and the double is not all that it expects.
+    compiled = "from pycomm.kernels.cuda import _image; _image('sm_90')"
+    subprocess.run([sys.executable, "-c", compiled], check=True, env=os.environ | folder)
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANK), scenario, str(rank), str(size), str(tmp_path)],
@@ -50,6 +63,27 @@ def job(
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_host_and_device_arrays_on_one_communicator(tmp_path: Path, size: int) -> None:
     assert job(tmp_path, "mixed", size) == [[rank, size, 1] for rank in range(size)]
+
+
+@pytest.mark.parametrize("version", [20909, 21805, 22707])
+def test_old_libraries(tmp_path: Path, version: int) -> None:
+    size = 2
+    for rank, found in enumerate(job(tmp_path, "old_library", size, version=version)):
+        for name in ("bfloat16", "float32"):
+            for algorithm in ("native", "auto", "ring", "direct", "hierarchical"):
+                value, error = found[f"{name} {algorithm}"]
+                if (version, name, algorithm) == (20909, "bfloat16", "native"):
+                    assert "NCCL has bfloat16 from 2.10 on, and this is 2.9.9" in error
+                else:
+                    assert (value, error) == (size, "nothing was raised"), (name, algorithm)
+        assert found["all_to_all"] == [0, 0, 1, 1]
+        assert found["gather"] == ([0, 0, 0, 0, 1, 1, 1, 1] if rank == 0 else [])
+        assert found["scatter"] == [0, 0]
+        assert "UnsupportedError" in found["hint"]["kinds"]
+        assert "2.31" in found["hint"]["text"]
+        assert found["avg"] == ["nothing was raised", 0.5]
+        if rank == 0:
+            assert ("UnsupportedError" in found["shrink"]["kinds"]) == (version < 22700)
 
 
 def test_a_rank_that_never_joins(tmp_path: Path) -> None:
