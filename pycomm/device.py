@@ -298,9 +298,9 @@ class DeviceSide:
                 raise self.fail(error, work.operation)
             looks += 1
             time.sleep(0 if looks < _QUICK_LOOKS else _PAUSE)
-        error = comm.look()
-        if error is not None:  # the stream went on, but without the result
-            raise self.fail(error, work.operation)
+        failure = comm.look()
+        if failure is not None:  # the stream went on, but without the result
+            raise self.fail(failure, work.operation)
 
     def poll(self, work: Work) -> bool:
         """Return whether a work has ended."""

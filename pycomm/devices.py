@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import TracebackType
 
 from pycomm.bindings.cuda import cuda
@@ -66,8 +66,6 @@ class Device:
         What its maker calls it.
     capability : tuple of int
         Its compute capability, (major, minor).
-    context : int
-        Its primary context, retained for as long as the process lives.
     """
 
     ordinal: int
@@ -75,7 +73,16 @@ class Device:
     pci: str
     name: str
     capability: tuple[int, int]
-    context: int
+
+    @cached_property
+    def context(self) -> int:
+        """Its primary context, retained from now on for as long as the process lives."""
+        context = ctypes.c_void_p()
+        cuda.check(
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.ordinal),
+            "cuDevicePrimaryCtxRetain",
+        )
+        return context.value or 0
 
     def attribute(self, which: CUdevice_attribute) -> int:
         """Return what the driver says about it."""
@@ -165,17 +172,12 @@ def get_device(ordinal: int) -> Device:
         _attribute(handle.value, CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
         _attribute(handle.value, CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
     )
-    context = ctypes.c_void_p()
-    cuda.check(
-        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "cuDevicePrimaryCtxRetain"
-    )
     return Device(
         ordinal,
         "GPU-" + "-".join(groups),
         pci.value.decode(),
         name.value.decode(errors="replace"),
         capability,
-        context.value or 0,
     )
 
 

@@ -19,7 +19,8 @@ import pycomm
 from pycomm.bindings import _memory
 from pycomm.bindings._library import Library, find_cuda_driver, find_nccl
 from pycomm.bootstrap.detect import Launch, detect
-from pycomm.errors import LibraryNotFoundError
+from pycomm.devices import Device, device_count, get_device
+from pycomm.errors import CommError, LibraryNotFoundError
 from pycomm.launch import INSTALL, find_mpirun, probe, usable_cores
 from pycomm.units import format_bytes
 
@@ -69,8 +70,11 @@ class Info:
     mpi_error: str | None
     cuda_driver: Library | None
     cuda_driver_error: str | None
+    devices: tuple[Device, ...]
+    devices_error: str | None
     nccl: Library | None
     nccl_error: str | None
+    cuda_python: str | None
     host: str
     cores_usable: int
     cores: int
@@ -88,6 +92,7 @@ def collect() -> Info:
     """Look at this machine and this Python. Starts short child processes, never loads MPI here."""
     mpi, mpi_error = _mpi()
     driver, driver_error = _attempt(find_cuda_driver)
+    devices, devices_error = _devices() if driver is not None else ((), None)
     nccl, nccl_error = _attempt(find_nccl)
     around = detect(os.environ)
     return Info(
@@ -103,8 +108,11 @@ def collect() -> Info:
         mpi_error=mpi_error,
         cuda_driver=driver,
         cuda_driver_error=driver_error,
+        devices=devices,
+        devices_error=devices_error,
         nccl=nccl,
         nccl_error=nccl_error,
+        cuda_python=_version("cuda-python"),
         host=socket.gethostname(),
         cores_usable=usable_cores(),
         cores=os.cpu_count() or 1,
@@ -179,7 +187,9 @@ def to_text(info: Info) -> str:
         ]
     lines += [
         ("CUDA driver", _library_text(info.cuda_driver, info.cuda_driver_error)),
+        *[("devices", _devices_text(info))] * (info.cuda_driver is not None),
         ("NCCL", _library_text(info.nccl, info.nccl_error)),
+        ("cuda-python", info.cuda_python or "not installed: no reductions in steps on devices"),
         ("host", f"{info.host}, {info.cores_usable} of {info.cores} cores usable"),
         ("NUMA", "\n".join(map(_node_text, info.numa)) or "the system does not say"),
         ("ranks reach", info.peer_memory),
@@ -192,6 +202,23 @@ def to_text(info: Info) -> str:
 def _node_text(node: NUMANode) -> str:
     memory = "" if node.memory is None else f", {format_bytes(node.memory)}"
     return f"node {node.number}: cores {node.cores or 'none'}{memory}"
+
+
+def _devices() -> tuple[tuple[Device, ...], str | None]:
+    try:
+        return tuple(get_device(number) for number in range(device_count())), None
+    except CommError as error:
+        return (), str(error)
+
+
+def _devices_text(info: Info) -> str:
+    if info.devices_error is not None:
+        return f"none: {info.devices_error}"
+    lines = [
+        f"{one.ordinal}: {one.name}, sm_{''.join(map(str, one.capability))}, {one.pci}, {one.uuid}"
+        for one in info.devices
+    ]
+    return "\n".join(lines) or "none that this process sees"
 
 
 def _library_text(library: Library | None, error: str | None) -> str:

