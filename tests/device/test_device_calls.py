@@ -136,6 +136,34 @@ def test_all_algorithms_agree(together: Together) -> None:
     together(run)
 
 
+@pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 1, 1), (0, 1, 0, 1)])
+def test_hierarchies_over_hosts(hosts: tuple[int, ...]) -> None:
+    from mpi4py import MPI
+
+    from pycomm.bootstrap.mpi import mpi_transport
+
+    transport: Any = mpi_transport(MPI.COMM_WORLD, 20)
+    transport.hosts = hosts[: transport.size]
+    with Communicator.over(transport, timeout=20, check=False) as comm:
+        device = transport.rank
+        for count in (1, 5, 1000):
+            values = np.random.default_rng(comm.rank).integers(-9, 9, comm.size * count)
+            host = comm.all_reduce(values.astype(np.float32), algorithm="direct")
+            for op in ("sum", "avg"):
+                x = Interfaced(values.astype(np.float32), device)
+                comm.all_reduce(x, op=op, algorithm="hierarchical")
+                expected = host if op == "sum" else host / np.float32(comm.size)
+                np.testing.assert_array_equal(x.numpy(), expected)
+            for name in ("reduce_scatter", "all_gather"):
+                x = Interfaced(values.astype(np.float32), device)
+                size = count if name == "reduce_scatter" else comm.size**2 * count
+                out = Interfaced(np.zeros(size, np.float32), device)
+                own = np.zeros(size, np.float32)
+                getattr(comm, name)(x, out, algorithm="hierarchical")
+                getattr(comm, name)(values.astype(np.float32), own, algorithm="direct")
+                np.testing.assert_array_equal(out.numpy(), own)
+
+
 def test_hints_to_nccl(together: Together, libnccl: ctypes.CDLL, libcuda: ctypes.CDLL) -> None:
     def run(comm: Communicator) -> None:
         libcuda.double_calls.restype = ctypes.c_ulonglong
