@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
 
+from pycomm.bindings.cuda import cuda
 from pycomm.bindings.nccl import nccl
 from pycomm.call import Call
 from pycomm.deadline import Deadline, as_timeout
@@ -16,6 +17,7 @@ from pycomm.device_buffers import DeviceArray, DeviceBuffer, allocate
 from pycomm.device_choice import Bound, DeviceChoices
 from pycomm.device_meeting import Gather, meet
 from pycomm.device_plans import DevicePlan
+from pycomm.device_quick import Launcher, Quick
 from pycomm.devices import current_device, device_count, get_device
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Engine
@@ -25,7 +27,7 @@ from pycomm.errors import (
     CommError,
     CommTimeoutError,
 )
-from pycomm.native_calls import Group, bind_native
+from pycomm.native_calls import Group, bind_native, native_name, prepared
 from pycomm.stream_memory import StreamMemory
 from pycomm.streams import PER_THREAD, Event, Stream, as_stream, capturing, order
 from pycomm.transports.base import Tested
@@ -62,6 +64,7 @@ class DeviceSide:
         self.comm: NCCLComm | None = None
         self._works: list[Work] = []
         self._grouped: list[tuple[int, str, int | None, float]] | None = None
+        self.launcher: Launcher | None = None
         self._own: Stream | None = None
 
     # ------------------------------------------------------------------------------- making
@@ -89,6 +92,8 @@ class DeviceSide:
         self._tally = allocate(comm.device, (2,), DTYPES["uint64"]).fill(0)
         self._choices = DeviceChoices(comm, self._engine.choices, self._engine.timeout, self._tally)
         self._watch = Watch(comm, self._engine.label)
+        self.launcher = Launcher(self, self._engine, comm, self._watch)
+        self._engine.quick = self._quick = Quick(self.launcher, comm, self._engine.timeout)
 
     @property
     def saturated(self) -> int:
@@ -120,10 +125,15 @@ class DeviceSide:
         timeout: float | None,
         async_op: bool,
         stream: Any,
+        known: tuple[Any, ...] | None = None,
     ) -> Any:
         """Give a call to a stream; return its result, or a `Work`."""
         allowed = self._allowed(timeout)
         bound = self.bind(call, algorithm, allowed)
+        if known is not None and call.x is not None and call.target is not None:
+            given = call.x.owner
+            out = None if call.target is call.x else call.target.owner
+            self._quick.remember(known, given, out, bound)
         return self.start(bound, allowed, async_op, stream, algorithm)
 
     def _allowed(self, timeout: float | None) -> float:
@@ -144,10 +154,14 @@ class DeviceSide:
         comm = self.ready(next(iter(places), None), timeout)
         fixed = engine.deterministic if call.deterministic is None else call.deterministic
         choice = self._choices.choose(call, algorithm, deterministic=fixed)
-        enqueue = None
-        if choice.native:
-            enqueue = bind_native(call, comm, choice.hint)
-        return Bound(call, choice, enqueue)
+        if not choice.native:
+            return Bound(call, choice, None)
+        simple = choice.hint is None and call.count and nccl.has(native_name(call.collective))
+        simple = simple and not (call.collective == "all_to_all" and call.in_place)
+        return Bound(
+            call, choice, bind_native(call, comm, choice.hint),
+            prepared(call, comm) if simple else None,
+        )  # fmt: skip
 
     def start(
         self,
@@ -177,9 +191,9 @@ class DeviceSide:
             sequence = engine.sequence
             engine.sequence = sequence + 1
             handle = bound.stream if stream is None else as_stream(stream)
-            if stream is not None or handle == PER_THREAD:
+            if stream is not None or handle == PER_THREAD or bound.mixed:
                 return self._elsewhere(bound, handle, timeout, async_op, sequence, memory)
-            with comm.lock, comm.device.entered():
+            with comm.inside():
                 self._give(bound, handle, timeout, memory)
                 if self._grouped is not None:
                     self._grouped.append((handle, operation, sequence, timeout))
@@ -192,6 +206,36 @@ class DeviceSide:
             raise self.fail(error, operation) from error.__cause__
         finally:
             engine.owner = None
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a group is open."""
+        return self._grouped is not None
+
+    def unusual(
+        self, code: int, recorded: bool, handle: int, operation: str, timeout: float
+    ) -> None:
+        """Go on after a call that NCCL or the driver did not simply accept.
+
+        Parameters
+        ----------
+        code : int
+            NCCL's, or once the call is `recorded` that of the event behind it.
+        recorded : bool
+            Whether NCCL has accepted the call.
+        handle, operation, timeout
+            Those of the call.
+        """
+        comm = self.comm
+        assert comm is not None
+        try:
+            if recorded and code:
+                raise cuda.error(code, "cuEventRecord")
+            with comm.inside():
+                comm.settle(code, operation, Deadline(timeout))
+                self._watch.record(handle, operation, self._engine.sequence - 1, timeout)
+        except CommError as error:
+            raise self.fail(error, operation) from error.__cause__
 
     @staticmethod
     def _check_group(bound: Bound, stream: Any) -> None:
@@ -209,8 +253,6 @@ class DeviceSide:
         """Give a call to a stream; in its context, alone with NCCL."""
         comm, call = self.comm, bound.call
         assert comm is not None
-        if comm.error is not None or not comm.handle:
-            raise comm.error or CommError("the communicator was aborted")
         if bound.enqueue is not None:
             code = bound.enqueue(handle)
             if code:
@@ -241,7 +283,7 @@ class DeviceSide:
                 self._own = Stream(comm.device)
             given = self._own.handle
         buffers = call.device_buffers
-        with comm.lock, comm.device.entered():
+        with comm.inside():
             # What is captured has no past: a graph runs when it is launched.
             past = not capturing(given)
             for buffer in buffers:
@@ -356,7 +398,7 @@ class DeviceSide:
                 raise comm.error
             handle = buffer.stream if stream is None else as_stream(stream)
             given = handle
-            with comm.lock, comm.device.entered():
+            with comm.inside():
                 for _, one, _ in parts:
                     if one.produced:
                         order(one.stream, given, comm.device)
@@ -406,7 +448,7 @@ class DeviceSide:
             nccl.check(group.code, "ncclGroupEnd")
             return
         try:
-            with comm.lock, comm.device.entered():
+            with comm.inside():
                 comm.settle(group.code, "ncclGroupEnd", Deadline(self._engine.timeout))
                 for handle, operation, sequence, timeout in given:
                     self._watch.record(handle, operation, sequence, timeout)
@@ -420,7 +462,7 @@ class DeviceSide:
         comm = self.ready(None, self._engine.timeout)
         self._engine.enter("empty")
         try:
-            with comm.lock:
+            with comm.inside():
                 pointer = comm.allocate(max(nbytes, 1), Deadline(self._engine.timeout))
         except CommError as error:
             raise self.fail(error, "empty") from error.__cause__
@@ -433,6 +475,7 @@ class DeviceSide:
     def close(self, timeout: float) -> None:
         """Wait for what is under way, and free everything; collective."""
         comm, self.comm = self.comm, None
+        self._engine.quick = None
         if comm is not None:
             self._watch.stop()
             comm.close(Deadline(timeout))
@@ -440,6 +483,7 @@ class DeviceSide:
     def abort(self) -> None:
         """Give everything up."""
         comm, self.comm = self.comm, None
+        self._engine.quick = None
         if comm is not None:
             self._watch.stop()
             error = CommError(f"{self._engine.label} was aborted", rank=comm.rank)

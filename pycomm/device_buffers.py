@@ -95,6 +95,8 @@ class DeviceArray:
         The element type.
     pointer : int
         Address of the first element.
+    row : DType
+        The row of the dtype table.
     """
 
     def __init__(
@@ -102,14 +104,14 @@ class DeviceArray:
     ) -> None:
         self.pointer = pointer
         self.shape = shape
-        self._row = dtype
+        self.row = dtype
         self._device = device
         self._base = base
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The element type."""
-        return self._row.numpy
+        return self.row.numpy
 
     @property
     def size(self) -> int:
@@ -119,7 +121,7 @@ class DeviceArray:
     @property
     def nbytes(self) -> int:
         """Their bytes."""
-        return self.size * self._row.itemsize
+        return self.size * self.row.itemsize
 
     @property
     def device(self) -> int:
@@ -129,7 +131,7 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The array, as version 3 of the protocol describes it."""
-        kind = self._row.numpy
+        kind = self.row.numpy
         return {
             "shape": self.shape,
             # What has no name of its own there is told apart by `dtype`.
@@ -155,7 +157,7 @@ class DeviceArray:
             raise BufferError("this memory can be shared as it is, not copied")
         versioned = max_version is not None and max_version[0] >= 1
         return export(
-            self.pointer, self.shape, self._row.numpy, self._device.ordinal, self,
+            self.pointer, self.shape, self.row.numpy, self._device.ordinal, self,
             versioned=versioned,
         )  # fmt: skip
 
@@ -172,9 +174,9 @@ class DeviceArray:
         if step != 1:
             raise ValueError("a device array is cut in steps of 1 only")
         rest = self.shape[1:]
-        pointer = self.pointer + start * math.prod(rest) * self._row.itemsize
+        pointer = self.pointer + start * math.prod(rest) * self.row.itemsize
         shape = (max(stop - start, 0), *rest)
-        return DeviceArray(pointer, shape, self._row, self._device, self)
+        return DeviceArray(pointer, shape, self.row, self._device, self)
 
     def fill(self, values: Any) -> "DeviceArray":
         """Copy host values, which are broadcast to this shape, into it; waits until that is done.
@@ -184,7 +186,7 @@ class DeviceArray:
         DeviceArray
             This array.
         """
-        given = np.empty(self.shape, self._row.numpy)
+        given = np.empty(self.shape, self.row.numpy)
         given[...] = values
         if given.size:
             with self._device.entered():
@@ -194,7 +196,7 @@ class DeviceArray:
 
     def copy(self) -> np.ndarray[Any, Any]:
         """Return its values as a NumPy array, once what the default stream does is done."""
-        host = np.empty(self.shape, self._row.numpy)
+        host = np.empty(self.shape, self.row.numpy)
         if host.size:
             with self._device.entered():
                 code = cuda.cuMemcpyDtoH_v2(host.ctypes.data, self.pointer, host.nbytes)
@@ -202,7 +204,7 @@ class DeviceArray:
         return host
 
     def __repr__(self) -> str:
-        kind = self._row.name
+        kind = self.row.name
         return f"<pycomm.DeviceArray of {self.shape} {kind} on device {self._device.ordinal}>"
 
 

@@ -12,7 +12,7 @@ from pycomm.device_programs import DeviceProgram, wide_of
 from pycomm.dtypes import Kind, ReduceOp
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 from pycomm.kernels.cuda import kernels_of
-from pycomm.native_calls import Enqueue, check_hint, unfit
+from pycomm.native_calls import Enqueue, Prepared, check_hint, unfit
 from pycomm.program import Program
 from pycomm.transports.nccl import NCCLComm
 
@@ -160,9 +160,20 @@ class DeviceChoices:
 class Bound:
     """A call, bound to its arrays and to what runs it."""
 
-    __slots__ = ("call", "choice", "enqueue", "stream")
+    __slots__ = ("call", "choice", "enqueue", "mixed", "prepared", "stream")
 
-    def __init__(self, call: Call, choice: DeviceChoice, enqueue: Enqueue | None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        choice: DeviceChoice,
+        enqueue: Enqueue | None,
+        prepared: Prepared | None = None,
+    ) -> None:
         self.call, self.choice, self.enqueue = call, choice, enqueue
+        #: What the short way needs, if it can make such a call.
+        self.prepared = prepared
+        first, *others = call.device_buffers
         #: The stream of the first array, where the call goes if nobody names another one.
-        self.stream: int = call.device_buffers[0].stream
+        self.stream: int = first.stream
+        #: Whether another one has another stream, which that one has to be ordered with.
+        self.mixed = any(one.stream != first.stream and one.produced for one in others)

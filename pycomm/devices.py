@@ -14,7 +14,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import TracebackType
 
 from pycomm.bindings.cuda import cuda
 from pycomm.bindings.cuda_types import CUdevice_attribute, CUpointer_attribute, CUuuid
@@ -26,7 +25,9 @@ __all__ = [
     "current_device",
     "device_count",
     "device_of",
+    "enter",
     "get_device",
+    "leave",
     "usable",
 ]
 
@@ -105,17 +106,23 @@ class Entered:
         self._context = context
 
     def __enter__(self) -> None:
-        cuda.check(cuda.cuCtxPushCurrent_v2(self._context), "cuCtxPushCurrent")
+        enter(self._context)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        code = cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
-        if error is None:
-            cuda.check(code, "cuCtxPopCurrent")
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        leave()
+
+
+def enter(context: int) -> None:
+    """Make a context the current one of this thread, until `leave`."""
+    code = cuda.cuCtxPushCurrent_v2(context)
+    if code:
+        raise cuda.error(code, "cuCtxPushCurrent")
+
+
+def leave() -> None:
+    """Make that context the current one that was it before."""
+    # It fails only where there is none, that is, where somebody else has taken ours off the stack.
+    cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 def _init() -> None:

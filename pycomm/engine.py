@@ -52,7 +52,13 @@ class DeviceCalls(Protocol):
         """How many values were too large for a codec."""
 
     def run(
-        self, call: Call, algorithm: str, timeout: float | None, async_op: bool, stream: Any
+        self,
+        call: Call,
+        algorithm: str,
+        timeout: float | None,
+        async_op: bool,
+        stream: Any,
+        known: Key | None,
     ) -> Any:
         """Give a call to a stream."""
 
@@ -106,6 +112,8 @@ class Engine:
         self.owner: int | None = None
         #: What serves device arrays, and what makes it when the first of them comes.
         self.device: DeviceCalls | None = None
+        #: The short way of calls on device arrays, once there is one: ``quick(known, x, out)``.
+        self.quick: Callable[[Key, Any, Any], bool] | None = None
         self.make_device: Callable[[], Callable[[], DeviceCalls] | None] | None = None
         self._active: list[Work] = []
         self.choices = Choices(transport, ScratchPool())
@@ -149,7 +157,7 @@ class Engine:
         """
         choice = call.choice
         if choice is None and call.on_device:
-            return self.on_device().run(call, algorithm, timeout, async_op, stream)
+            return self.on_device().run(call, algorithm, timeout, async_op, stream, key)
         if stream is not None:
             raise ArgumentTypeError("stream= is for device arrays; these are on the host")
         if choice is None:

@@ -1,6 +1,9 @@
 """One rank's place in a communicator: what all of its operations stand on."""
 
+from typing import Any
+
 from pycomm.engine import Engine
+from pycomm.recent import Key
 
 __all__ = ["Member"]
 
@@ -12,6 +15,14 @@ class Member:
         self._engine = engine
         self._rank = engine.transport.rank
         self._size = engine.transport.size
+
+    def _quickly(
+        self, known: Key, x: Any, out: Any, stream: Any, timeout: float | None, async_op: bool
+    ) -> bool:
+        """Make a call on device arrays the short way; return whether that was possible."""
+        quick = self._engine.quick
+        usual = stream is None and timeout is None and not async_op
+        return usual and quick is not None and quick(known, x, out)
 
     @property
     def rank(self) -> int:

@@ -19,10 +19,24 @@ from pycomm.errors import ArgumentTypeError, ArgumentValueError, UnsupportedErro
 from pycomm.stream_memory import StreamMemory, copy
 from pycomm.transports.nccl import NCCLComm
 
-__all__ = ["Enqueue", "Group", "bind_native", "check_hint", "is_native", "unfit"]
+__all__ = [
+    "Enqueue",
+    "Group",
+    "Prepared",
+    "bind_native",
+    "check_hint",
+    "is_native",
+    "native_name",
+    "prepared",
+    "unfit",
+]
 
 #: ``enqueue(stream) -> code``: gives work to a stream, and returns what NCCL says.
 Enqueue = Callable[[int], int]
+#: A bare function of NCCL, and prepared arguments: see `Table.bare`.
+Prepared = tuple[Callable[..., int], tuple[Any, ...]]
+
+_pointer = ctypes.c_void_p.from_param
 
 _OPS = {
     ReduceOp.SUM: 0,
@@ -72,6 +86,11 @@ def is_native(collective: str) -> bool:
     return collective in _FUNCTIONS
 
 
+def native_name(collective: str) -> str:
+    """Return the name of NCCL's function for a collective."""
+    return _FUNCTIONS[collective]
+
+
 def unfit(collective: str, dtype: DType, op: Op | None) -> str | None:
     """Return why NCCL cannot do a collective itself; None if it can."""
     if collective not in _REDUCING or op is None:
@@ -107,48 +126,54 @@ def bind_native(call: Call, comm: NCCLComm, hint: str | None = None) -> Enqueue:
     UnsupportedError
         If there is a hint, and NCCL is older than 2.31.
     """
-    collective = call.collective
-    name = _FUNCTIONS[collective]
+    name = _FUNCTIONS[call.collective]
     if hint is None and not nccl.has(name):
         return _from_messages(call, comm)
+    function, rest = prepared(call, comm) if hint is None else _with_hint(call, comm, hint)
+    target = call.target if call.collective == "broadcast" else call.out
+    send = [0 if call.x is None else call.x.pointer]
+    receive = _pointer(0 if target is None else target.pointer)
+
+    def enqueue(stream: int) -> int:
+        return function(_pointer(send[0]), receive, *rest, _pointer(stream))
+
+    return _out_of_place(call, comm, send, enqueue)
+
+
+def prepared(call: Call, comm: NCCLComm) -> Prepared:
+    """Return NCCL's function for a call, and its arguments between the pointers and the stream."""
+    return nccl.bare(_FUNCTIONS[call.collective]), _rest(call, comm)
+
+
+def _rest(call: Call, comm: NCCLComm) -> tuple[Any, ...]:
     kind, count, op = _numbers(call, comm)
-    # Objects of ctypes, made once: to convert an int takes longer than to pass it on.
-    send = ctypes.c_void_p(call.x.pointer if call.x is not None else None)
-    receive = ctypes.c_void_p(call.out.pointer if call.out is not None else None)
-    if collective == "broadcast":
-        receive = ctypes.c_void_p(call.target.pointer if call.target is not None else None)
-    arguments: list[Any] = [send, receive, ctypes.c_size_t(count), ctypes.c_int(kind)]
+    number = ctypes.c_int.from_param
+    arguments = [ctypes.c_size_t.from_param(count), number(kind)]
     if op is not None:
-        arguments.append(ctypes.c_int(op))
+        arguments.append(number(op))
     if call.root >= 0:
-        arguments.append(ctypes.c_int(call.root))
-    arguments.append(ctypes.c_void_p(comm.handle))
-    if hint is None:
-        function = getattr(nccl, name)
-        given = tuple(arguments)
+        arguments.append(number(call.root))
+    return (*arguments, _pointer(comm.handle))
 
-        def enqueue(stream: int) -> int:
-            return function(*given, stream)  # type: ignore[no-any-return]
 
-        return _out_of_place(call, comm, send, enqueue)
-    name += "Config"
+def _with_hint(call: Call, comm: NCCLComm, hint: str) -> Prepared:
+    name = _FUNCTIONS[call.collective] + "Config"
     if not nccl.has(name):
         raise UnsupportedError(
             f"algorithm 'nccl:{hint}' needs {name}, which NCCL has from {_CONFIG_SINCE} on; this "
             f"is {nccl.library.version} ({nccl.library.path}). NCCL_ALGO={hint} in the environment "
             "chooses for all calls"
         )
-    chosen = getattr(nccl, name)
     settings = coll_config(algSelection=hint.encode())
-    given = tuple(arguments)
+    configured = nccl.bare(name)
 
-    def enqueue_chosen(stream: int) -> int:
-        return chosen(*given, stream, ctypes.byref(settings))  # type: ignore[no-any-return]
+    def function(*arguments: Any) -> int:
+        return int(configured(*arguments, ctypes.byref(settings)))
 
-    return _out_of_place(call, comm, send, enqueue_chosen)
+    return function, _rest(call, comm)
 
 
-def _out_of_place(call: Call, comm: NCCLComm, send: ctypes.c_void_p, enqueue: Enqueue) -> Enqueue:
+def _out_of_place(call: Call, comm: NCCLComm, send: list[int], enqueue: Enqueue) -> Enqueue:
     """Return `enqueue`; of an all_to_all in place one that sends from a copy."""
     if call.collective != "all_to_all" or not _in_place(call):
         return enqueue
@@ -157,8 +182,8 @@ def _out_of_place(call: Call, comm: NCCLComm, send: ctypes.c_void_p, enqueue: En
 
     def copied(stream: int) -> int:
         memory = StreamMemory(comm.device)
-        send.value = memory.take(nbytes, stream)
-        copy(send.value, source, nbytes, stream)
+        send[0] = memory.take(nbytes, stream)
+        copy(send[0], source, nbytes, stream)
         # NCCL may take it over later, and memory that is given back before that is gone.
         comm.settle(enqueue(stream), call.collective, Deadline(_ACCEPT))
         memory.give_back(stream)
@@ -192,7 +217,7 @@ def _numbers(call: Call, comm: NCCLComm) -> tuple[int, int, int | None]:
 def _from_messages(call: Call, comm: NCCLComm) -> Enqueue:
     """Return a collective made of sends and receives."""
     nbytes = call.count * call.dtype.itemsize
-    source = ctypes.c_void_p(0 if call.x is None else call.x.pointer)
+    source = [0 if call.x is None else call.x.pointer]
     target = 0 if call.out is None else call.out.pointer
     everyone = range(comm.size)
     peers_in = peers_out = everyone
@@ -208,7 +233,7 @@ def _from_messages(call: Call, comm: NCCLComm) -> Enqueue:
     handle = comm.handle
 
     def enqueue(stream: int) -> int:
-        failed, start = 0, source.value or 0
+        failed, start = 0, source[0]
         with Group() as group:
             for peer, offset in sends:
                 code = nccl.ncclSend(start + offset, nbytes, _BYTE, peer, handle, stream)

@@ -75,6 +75,8 @@ class _Planner(Reductions, Movement):
 class _PlansOnly:
     """In place of an engine: takes calls that were checked, and plans them."""
 
+    quick = None
+
     def __init__(self, engine: Engine) -> None:
         self._real = engine
 

@@ -216,9 +216,7 @@ class StagedTransport:
         block, places = self._take(sizes)
         comm, stream = self.comm, self._stream.handle
         failed = 0
-        with comm.lock, comm.device.entered():
-            if comm.error is not None or not comm.handle:
-                raise comm.error or CommError("the communicator was aborted")
+        with comm.inside():
             for (_, data), place in zip(sends, places, strict=False):
                 self._copy_in(place, data)
             with Group() as group:
@@ -306,9 +304,7 @@ class StagedTransport:
             target = source
         call: Any = Call(collective, None, None, None, dtype, count, op, root)
         call.x, call.out, call.target = source, target, target
-        with comm.lock, comm.device.entered():
-            if comm.error is not None or not comm.handle:
-                raise comm.error or CommError("the communicator was aborted")
+        with comm.inside():
             if x is not None:
                 self._copy_in(placed[id(x)], x.octets)
             code = bind_native(call, comm)(stream)

@@ -22,47 +22,62 @@ from pycomm.errors import CommError, NCCLTimeoutError
 from pycomm.streams import Event
 from pycomm.transports.nccl import NCCLComm
 
-__all__ = ["Watch"]
+__all__ = ["Mark", "Watch"]
 
-_LOOK_EVERY = 0.05  # seconds
-# An event marks all operations of so many seconds: later marks replace earlier ones, which are
-# done when the later ones are.
-_TOGETHER = 0.01
-_STALE = 1.0  # seconds after which nobody can still be about to move a mark
+_LOOK_EVERY = 0.05  # seconds; deadlines may be that much late
 _IN_PROGRESS = 7
 _FINE = (0, _IN_PROGRESS)
 
 
-class _Mark:
-    """An event behind some operations of one stream."""
+class Mark:
+    """An event behind some operations of one stream.
+
+    It is moved behind each further operation, until the watching thread takes it: the earlier ones
+    are done when the later ones are.
+
+    Attributes
+    ----------
+    stream, timeout : int, float
+        Whose operations it marks, and the seconds that they may take.
+    prepared : object
+        The event's handle as an argument that needs no conversion.
+    done : bool
+        Whether it marks nothing any more.
+    """
 
     __slots__ = (
-        "done", "event", "handle", "keep", "moment", "operation", "sequence", "stream", "timeout",
-        "until",
+        "_event", "done", "handle", "keep", "moment", "operation", "prepared", "sequence", "stream",
+        "timeout",
     )  # fmt: skip
     stream: int
     timeout: float
-    until: float
     moment: float
     operation: str
     sequence: int | None
 
     def __init__(self, event: Event) -> None:
-        self.event = event
+        self._event = event
         self.handle = event.handle
+        self.prepared = ctypes.c_void_p.from_param(event.handle)
         self.done = False
         self.keep: list[Any] = []
 
 
 class Watch:
-    """Watches the operations of one communicator."""
+    """Watches the operations of one communicator.
+
+    Attributes
+    ----------
+    current : Mark or None
+        The mark that the next operation moves, if it goes to the same stream.
+    """
 
     def __init__(self, comm: NCCLComm, label: str) -> None:
         self.comm = comm
         self._label = label
-        self._marks: deque[_Mark] = deque()
-        self._free: list[_Mark] = []
-        self._current: _Mark | None = None
+        self._marks: deque[Mark] = deque()
+        self._free: list[Mark] = []
+        self.current: Mark | None = None
         self._looking = threading.Lock()
         self._stopped = False
         _watches.add(self)
@@ -84,32 +99,26 @@ class Watch:
         keep : object, optional
             What must live until it is done.
         """
-        mark = self._current
-        if (
-            mark is None
-            or mark.stream != stream
-            or mark.done
-            or time.monotonic() > mark.until
-            or mark.timeout != timeout
-        ):
-            mark = self._open(stream, operation, sequence, timeout)
-        if keep is not None:
-            mark.keep.append(keep)
-        code = cuda.cuEventRecord(mark.handle, stream)
-        if code:
-            raise cuda.error(code, "cuEventRecord")
-        if mark.done:  # the watching thread was quicker than anybody could expect
-            self._current = None
-            self.record(stream, operation, sequence, timeout)
+        while True:
+            mark = self.mark(stream, operation, sequence, timeout)
+            if keep is not None:
+                mark.keep.append(keep)
+            code = cuda.cuEventRecord(mark.handle, stream)
+            if code:
+                raise cuda.error(code, "cuEventRecord")
+            if not mark.done:  # else the watching thread was quicker than anybody could expect
+                return
 
-    def _open(self, stream: int, operation: str, sequence: int | None, timeout: float) -> _Mark:
-        mark = self._free.pop() if self._free else _Mark(Event(self.comm.device))
-        now = time.monotonic()
-        mark.done, mark.stream, mark.timeout = False, stream, timeout
-        mark.operation, mark.sequence = operation, sequence
-        mark.until, mark.moment = now + _TOGETHER, now + timeout
-        self._current = mark
-        self._marks.append(mark)
+    def mark(self, stream: int, operation: str, sequence: int | None, timeout: float) -> Mark:
+        """Return the mark to move behind an operation."""
+        mark = self.current
+        if mark is None or mark.stream != stream or mark.done or mark.timeout != timeout:
+            mark = self._free.pop() if self._free else Mark(Event(self.comm.device))
+            mark.done, mark.stream, mark.timeout = False, stream, timeout
+            mark.operation, mark.sequence = operation, sequence
+            mark.moment = time.monotonic() + timeout
+            self.current = mark
+            self._marks.append(mark)
         return mark
 
     def stop(self) -> None:
@@ -129,7 +138,11 @@ class Watch:
         now = time.monotonic()
         for _ in range(len(self._marks)):
             mark = self._marks.popleft()
-            if mark is self._current and now < mark.until + _STALE and now < mark.moment:
+            if mark is self.current:
+                # Whoever is about to move it has the time until the next look to do so. What it
+                # marks has begun by now.
+                self.current = None
+                mark.moment = now + mark.timeout
                 self._marks.append(mark)
                 continue
             code = cuda.cuEventQuery(mark.handle)
@@ -142,8 +155,7 @@ class Watch:
             # Done; or captured into a graph, or lost with its context, and never to be known.
             mark.done = True
             mark.keep = []
-            if mark is not self._current:
-                self._free.append(mark)
+            self._free.append(mark)
         code = comm.state()
         if code not in _FINE and comm.error is None:
             comm.fail(self._broken(code))
@@ -151,12 +163,12 @@ class Watch:
     def _broken(self, code: int) -> CommError:
         error = nccl.error(code, "ncclCommGetAsyncError", self.comm.handle)
         error.rank = self.comm.rank
-        oldest = self._marks[0] if self._marks else self._current
+        oldest = self._marks[0] if self._marks else self.current
         if oldest is not None:
             error.operation, error.sequence = oldest.operation, oldest.sequence
         return error
 
-    def _timed_out(self, mark: _Mark) -> CommError:
+    def _timed_out(self, mark: Mark) -> CommError:
         comm = self.comm
         number = "" if mark.sequence is None else f" #{mark.sequence}"
         error = NCCLTimeoutError(

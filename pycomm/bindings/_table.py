@@ -166,6 +166,14 @@ class Table:
         """Return whether the library in use has a function."""
         return hasattr(self._open()[1], name)
 
+    def bare(self, name: str) -> Any:
+        """Return a function without argument types: for arguments that were prepared once.
+
+        What ``c_void_p.from_param(number)`` returns is passed as it is, in half the time that it
+        takes to convert a number; and nothing else may be passed, for nothing is checked.
+        """
+        return self._open()[1][name]
+
     def signature(self, name: str) -> tuple[Any, list[Any]]:
         """Return the result type and the argument types of a function, in ctypes."""
         row = self.rows[name]

@@ -23,7 +23,7 @@ from pycomm.bindings.nccl_types import (
     ncclUniqueId,
 )
 from pycomm.deadline import Deadline
-from pycomm.devices import Device
+from pycomm.devices import Device, enter, leave
 from pycomm.errors import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -77,8 +77,11 @@ class NCCLComm:
     def __init__(self, handle: int, rank: int, size: int, device: Device) -> None:
         self.handle, self.rank, self.size, self.device = handle, rank, size, device
         self.error: CommError | None = None
-        #: Held by whoever is inside NCCL with this communicator.
-        self.lock = threading.Lock()
+        #: How deep its thread is inside NCCL with it. No lock: whoever comes sets this and then
+        #: looks for an error, whoever ends it sets the error and then looks at this; so one of
+        #: them sees the other.
+        self.busy = 0
+        self.thread = 0
         self._factors: dict[tuple[int, bytes], int] = {}
         self._memory: list[tuple[int, int]] = []  # (pointer, window)
 
@@ -276,6 +279,13 @@ class NCCLComm:
             raise nccl.error(code, "ncclCommFinalize", handle)
         nccl.check(nccl.ncclCommDestroy(handle), "ncclCommDestroy")
 
+    def inside(self) -> "_Inside":
+        """Return a scope in which its thread may call NCCL with it, in its device's context.
+
+        Entering raises what it has failed with.
+        """
+        return _Inside(self)
+
     def fail(self, error: CommError) -> None:
         """End all that is under way because of `error`, which the next call is to raise.
 
@@ -284,13 +294,11 @@ class NCCLComm:
         """
         self.error = error
         # A thread that hangs inside NCCL has to be freed, not waited for.
-        held = self.lock.acquire(timeout=_HELD)
-        try:
-            if not self._revoked():
-                self.abort()
-        finally:
-            if held:
-                self.lock.release()
+        moment = time.monotonic() + (0 if threading.get_ident() == self.thread else _HELD)
+        while self.busy and time.monotonic() < moment:
+            time.sleep(_PAUSE)
+        if not self._revoked():
+            self.abort()
 
     def _revoked(self) -> bool:
         if not self.handle or not nccl.has("ncclCommRevoke"):
@@ -345,6 +353,33 @@ class NCCLComm:
             raise error
         if failed:
             raise failed[0]
+
+
+class _Inside:
+    """The scope of `NCCLComm.inside`."""
+
+    __slots__ = ("_comm",)
+
+    def __init__(self, comm: NCCLComm) -> None:
+        self._comm = comm
+
+    def __enter__(self) -> None:
+        comm = self._comm
+        comm.thread = threading.get_ident()
+        comm.busy += 1
+        try:
+            if comm.error is not None:
+                raise comm.error
+            if not comm.handle:
+                raise CommError("the communicator was aborted", rank=comm.rank)
+            enter(comm.device.context)
+        except BaseException:
+            comm.busy -= 1
+            raise
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._comm.busy -= 1
+        leave()
 
 
 class Making:

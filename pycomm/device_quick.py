@@ -1,0 +1,256 @@
+"""The short way of device calls: what was decided once, for arrays that say the same of themselves.
+
+On the long way a call costs more than NCCL takes to accept it. But where shape, element type and
+all arguments are those of an earlier call, only the pointers are new. So a recipe is kept for what
+arrays say, not for arrays: nothing is held, and a new array of an old shape goes the short way too.
+What could have changed is looked at each time: on which device the pointer is, its alignment, the
+stream, and the state of the communicator.
+
+Arguments are prepared objects of ctypes, which functions without declared types pass on as they
+are: to convert a number takes as long as to pass two.
+"""
+
+import ctypes
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any, NamedTuple, Protocol
+
+from pycomm.bindings.cuda import cuda
+from pycomm.bindings.cuda_types import CUpointer_attribute
+from pycomm.device_buffers import DeviceArray
+from pycomm.device_choice import Bound
+from pycomm.engine import Engine
+from pycomm.streams import LEGACY, PER_THREAD, current_stream
+from pycomm.transports.nccl import NCCLComm
+from pycomm.watchdog import Watch
+
+__all__ = ["Launcher", "Quick"]
+
+_MOST = 512  # recipes
+_pointer = ctypes.c_void_p.from_param
+
+
+class Failing(Protocol):
+    """What puts an unusual answer right, or fails: `pycomm.device.DeviceSide`."""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether a group is open."""
+
+    def unusual(
+        self, code: int, recorded: bool, handle: int, operation: str, timeout: float
+    ) -> None:
+        """Go on after a call that NCCL or the driver did not simply accept."""
+
+
+class Launcher:
+    """Gives prepared calls of NCCL to streams."""
+
+    def __init__(self, side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> None:
+        current = ctypes.c_void_p()
+        self._facts = (
+            side, engine, comm, watch, comm.device.context, _pointer(comm.device.context), current,
+            ctypes.byref(current), cuda.bare("cuCtxGetCurrent"), cuda.bare("cuCtxPushCurrent_v2"),
+            cuda.bare("cuCtxPopCurrent_v2"), cuda.bare("cuEventRecord"),
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        function: Callable[..., int],
+        given: tuple[Any, ...],
+        handle: int,
+        stream: Any,
+        operation: str,
+        timeout: float,
+    ) -> bool:
+        """Call ``function(*given)``; return whether that was done: False asks for the long way.
+
+        Parameters
+        ----------
+        function, given : callable, tuple
+            A bare function of NCCL, and its prepared arguments, the stream among them.
+        handle, stream : int, object
+            The stream, as a number and as a prepared argument.
+        operation : str
+            What it is.
+        timeout : float
+            Seconds that it may take.
+        """
+        side, engine, comm, watch, context, own, current, at, get, push, pop, record = self._facts
+        if engine.owner is not None or engine.state != "open" or engine.check or side.grouped:
+            return False
+        engine.owner = comm.thread = get_ident()
+        try:
+            comm.busy += 1  # before the look at what it has failed with, see NCCLComm
+            if comm.error is not None or not comm.handle:
+                return False
+            mark = watch.current
+            if mark is None or mark.stream != handle or mark.done or mark.timeout != timeout:
+                mark = watch.mark(handle, operation, engine.sequence, timeout)
+            recorded = -1
+            get(at)
+            if current.value == context:
+                code = function(*given)
+                if not code:
+                    recorded = record(mark.prepared, stream)
+            else:
+                push(own)
+                try:
+                    code = function(*given)
+                    if not code:
+                        recorded = record(mark.prepared, stream)
+                finally:
+                    pop(at)
+            engine.sequence += 1
+            if recorded or mark.done:
+                side.unusual(code or max(recorded, 0), not code, handle, operation, timeout)
+            return True
+        finally:
+            comm.busy -= 1
+            engine.owner = None
+
+
+class Recipe(NamedTuple):
+    """A call that only needs pointers and a stream.
+
+    `rest` are the prepared arguments after the two pointers; `read` and `written` the bytes that
+    they point to.
+    """
+
+    function: Callable[..., int]
+    rest: tuple[Any, ...]
+    itemsize: int
+    read: int
+    written: int
+
+
+#: What an array says: its facts, its pointer, its stream, and whether its device is known.
+Said = tuple[Any, int, int, bool]
+
+
+class Quick:
+    """The short way of one communicator."""
+
+    def __init__(self, launcher: Launcher, comm: NCCLComm, timeout: float) -> None:
+        self._launch, self._timeout = launcher, timeout
+        self._number = comm.device.ordinal
+        self._recipes: dict[tuple[Any, ...], Recipe] = {}
+        self._streams: dict[int, Any] = {}
+        self._ordinal = ctypes.c_int(-1)
+        self._ordinal_at = ctypes.byref(self._ordinal)
+        self._attribute = cuda.bare("cuPointerGetAttribute")
+        which = int(CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+        self._which = ctypes.c_int.from_param(which)
+
+    def __call__(self, known: tuple[Any, ...], x: Any, out: Any) -> bool:
+        """Make a call; return whether that was done: False asks for the long way.
+
+        Parameters
+        ----------
+        known : tuple
+            The collective, two identities that do not matter here, and all other arguments.
+        x, out : array
+            As in the call.
+        """
+        said = _said(x, self._number)
+        if said is None or said[2] == PER_THREAD:
+            return False
+        facts, source, handle, ours = said
+        key: tuple[Any, ...] = (known[0], known[3:], facts)
+        target, theirs = source, ours
+        if out is not None and out is not x:
+            other = _said(out, self._number)
+            if other is None or other[2] != handle:
+                return False
+            target, theirs = other[1], other[3]
+            key = (*key, other[0])
+        try:
+            recipe = self._recipes.get(key)
+        except TypeError:  # not hashable: a wrong argument, or an array of a strange kind
+            return False
+        if recipe is None:
+            return False
+        given = _pointer(source)
+        if not (ours or self._is_here(given, source, recipe.itemsize)):
+            return False
+        written = given
+        if target != source:
+            written = _pointer(target)
+            if not (theirs or self._is_here(written, target, recipe.itemsize)):
+                return False
+            if target < source + recipe.read and source < target + recipe.written:
+                return False  # the long way says which overlaps are fine
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = _pointer(handle)
+        return self._launch(
+            recipe.function, (given, written, *recipe.rest, stream), handle, stream, known[0],
+            self._timeout,
+        )  # fmt: skip
+
+    def _is_here(self, prepared: Any, pointer: int, itemsize: int) -> bool:
+        """Return whether a pointer is one of this device, and aligned."""
+        failed = self._attribute(self._ordinal_at, self._which, prepared)
+        return not failed and self._ordinal.value == self._number and not pointer % itemsize
+
+    def remember(self, known: tuple[Any, ...], x: Any, out: Any, bound: Bound) -> None:
+        """Keep what was decided for a call, if the short way can make it."""
+        if bound.prepared is None or bound.mixed or bound.stream == PER_THREAD:
+            return
+        said = _said(x, self._number)
+        other = None if out is None or out is x else _said(out, self._number)
+        if said is None or (other is None and out is not None and out is not x):
+            return
+        key: tuple[Any, ...] = (known[0], known[3:], said[0])
+        key = key if other is None else (*key, other[0])
+        try:
+            if len(self._recipes) >= _MOST or len(self._streams) >= _MOST:
+                self._recipes.clear()
+                self._streams.clear()
+            function, rest = bound.prepared
+            call = bound.call
+            assert call.x is not None
+            assert call.target is not None
+            read, written = call.x.nbytes, call.target.nbytes
+            self._recipes[key] = Recipe(function, rest, call.dtype.itemsize, read, written)
+        except TypeError:
+            return
+
+
+def _said(x: Any, device: int) -> Said | None:
+    """Return what an array says of itself; None if the long way has to ask more."""
+    kind = type(x)
+    read = _readers.get(kind)
+    if read is None:
+        known = hasattr(kind, "__cuda_array_interface__")
+        read = _readers[kind] = _by_interface if known else _nothing
+    return read(x, device)
+
+
+def _by_interface(x: Any, device: int) -> Said | None:
+    try:
+        told = x.__cuda_array_interface__
+        pointer, readonly = told["data"]
+        typestr, handle = told["typestr"], told.get("stream")
+        facts = (told["shape"], typestr, told.get("strides"), readonly)
+        if "V" in typestr or told.get("mask") is not None or not pointer or handle == 0:
+            return None
+        if handle is None:
+            # Where it names none, its library is asked; without an answer the long way decides.
+            handle = current_stream(x, device)
+            if handle is None or told["version"] >= 3:
+                return None
+    except Exception:  # the long way tells what is wrong
+        return None
+    return facts, pointer, handle, False
+
+
+def _own(x: DeviceArray, device: int) -> Said:
+    return (x.shape, x.row), x.pointer, LEGACY, x.device == device
+
+
+def _nothing(x: Any, device: int) -> None:  # noqa: ARG001
+    return None
+
+
+_readers: dict[Any, Callable[[Any, int], Said | None]] = {DeviceArray: _own}
