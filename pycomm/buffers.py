@@ -121,10 +121,9 @@ def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Any:
     if type(x) is np.ndarray:
         array = x
     else:
-        if hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack_device__"):
-            from pycomm.device_buffers import as_device_buffer
-
-            on_device = as_device_buffer(x, writable, name)
+        kind = type(x)
+        if hasattr(kind, "__dlpack_device__") or hasattr(x, "__cuda_array_interface__"):
+            on_device = _as_device_buffer(x, writable, name)
             if on_device is not None:
                 return on_device
         array = _as_host_array(x, name)
@@ -142,6 +141,16 @@ def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Any:
         )
     dtype = array.dtype
     return Buffer(array, BY_NUMPY.get(dtype) or as_dtype(dtype), x)
+
+
+def _as_device_buffer(x: Any, writable: bool, name: str) -> Any:
+    """Return `x` as a `DeviceBuffer`, None if it is on the host."""
+    # What belongs to CUDA is loaded when the first array comes that might be on a device.
+    global _as_device_buffer
+    from pycomm.device_buffers import as_device_buffer
+
+    _as_device_buffer = as_device_buffer
+    return as_device_buffer(x, writable, name)
 
 
 def _as_host_array(x: Any, name: str) -> Array:

@@ -17,7 +17,7 @@ from pycomm.device_buffers import DeviceArray, DeviceBuffer, allocate
 from pycomm.device_choice import Bound, DeviceChoices
 from pycomm.device_meeting import Gather, meet
 from pycomm.device_plans import DevicePlan
-from pycomm.device_quick import Launcher, Quick
+from pycomm.device_quick import Launcher, Quick, launcher
 from pycomm.devices import current_device, device_count, get_device
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Engine
@@ -63,7 +63,8 @@ class DeviceSide:
         self._engine, self._gather, self._wanted, self._local = engine, gather, device, local
         self.comm: NCCLComm | None = None
         self._works: list[Work] = []
-        self._grouped: list[tuple[int, str, int | None, float]] | None = None
+        #: What was given to an open group; None without one.
+        self.grouped: list[tuple[int, str, int | None, float]] | None = None
         self.launcher: Launcher | None = None
         self._own: Stream | None = None
 
@@ -92,7 +93,7 @@ class DeviceSide:
         self._tally = allocate(comm.device, (2,), DTYPES["uint64"]).fill(0)
         self._choices = DeviceChoices(comm, self._engine.choices, self._engine.timeout, self._tally)
         self._watch = Watch(comm, self._engine.label)
-        self.launcher = Launcher(self, self._engine, comm, self._watch)
+        self.launcher = launcher(self, self._engine, comm, self._watch)
         self._engine.quick = self._quick = Quick(self.launcher, comm, self._engine.timeout)
 
     @property
@@ -157,11 +158,10 @@ class DeviceSide:
         if not choice.native:
             return Bound(call, choice, None)
         simple = choice.hint is None and call.count and nccl.has(native_name(call.collective))
-        simple = simple and not (call.collective == "all_to_all" and call.in_place)
-        return Bound(
-            call, choice, bind_native(call, comm, choice.hint),
-            prepared(call, comm) if simple else None,
-        )  # fmt: skip
+        ready = None
+        if simple and not (call.collective == "all_to_all" and call.in_place):
+            ready = prepared(call, comm)
+        return Bound(call, choice, bind_native(call, comm, choice.hint, ready), ready)
 
     def start(
         self,
@@ -183,7 +183,7 @@ class DeviceSide:
             assert comm is not None
             if comm.error is not None:
                 raise comm.error
-            if self._grouped is not None:
+            if self.grouped is not None:
                 self._check_group(bound, stream)
             if engine.check:
                 chosen = bound.choice.algorithm
@@ -195,8 +195,8 @@ class DeviceSide:
                 return self._elsewhere(bound, handle, timeout, async_op, sequence, memory)
             with comm.inside():
                 self._give(bound, handle, timeout, memory)
-                if self._grouped is not None:
-                    self._grouped.append((handle, operation, sequence, timeout))
+                if self.grouped is not None:
+                    self.grouped.append((handle, operation, sequence, timeout))
                     return call.result()
                 self._watch.record(handle, operation, sequence, timeout)
                 if not async_op:
@@ -206,11 +206,6 @@ class DeviceSide:
             raise self.fail(error, operation) from error.__cause__
         finally:
             engine.owner = None
-
-    @property
-    def grouped(self) -> bool:
-        """Whether a group is open."""
-        return self._grouped is not None
 
     def unusual(
         self, code: int, recorded: bool, handle: int, operation: str, timeout: float
@@ -296,8 +291,8 @@ class DeviceSide:
                 order(given, handle, comm.device)
             # Their owners free memory in the order of their own stream, which may be ahead.
             keep = [buffer.owner for buffer in buffers]
-            if self._grouped is not None:
-                self._grouped.append((given, operation, sequence, timeout))
+            if self.grouped is not None:
+                self.grouped.append((given, operation, sequence, timeout))
                 return call.result()
             self._watch.record(given, operation, sequence, timeout, keep)
             if async_op:
@@ -411,8 +406,8 @@ class DeviceSide:
                         )
                 comm.settle(failed or group.code, operation, Deadline(allowed))
                 keep = [one.owner for _, one, _ in parts]
-                if self._grouped is not None:
-                    self._grouped.append((given, operation, None, allowed))
+                if self.grouped is not None:
+                    self.grouped.append((given, operation, None, allowed))
                     return result()
                 self._watch.record(given, operation, None, allowed, keep)
                 if not async_op:
@@ -432,17 +427,17 @@ class DeviceSide:
 
     def begin_group(self) -> Group:
         """Open a group."""
-        if self._grouped is not None:
+        if self.grouped is not None:
             raise CommError("a group is open already; groups do not nest")
         self.ready(None, self._engine.timeout)  # NCCL makes no communicator within a group
         opened = Group().__enter__()
-        self._grouped = []
+        self.grouped = []
         return opened
 
     def end_group(self, group: Group) -> None:
         """Close a group: its work goes to its streams now."""
         comm = self.comm
-        given, self._grouped = self._grouped or [], None
+        given, self.grouped = self.grouped or [], None
         group.__exit__(None, None, None)
         if comm is None:
             nccl.check(group.code, "ncclGroupEnd")

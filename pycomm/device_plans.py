@@ -1,6 +1,8 @@
 """Plans of collectives on device arrays."""
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from pycomm.algorithms.schedule import Schedule, data_count
@@ -48,7 +50,6 @@ class DevicePlan:
     ) -> None:
         self._side, self._bound, self._asked = side, bound, algorithm
         self._timeout, self._stream = timeout, stream
-        self._result = bound.call.result
         comm = side.comm
         assert comm is not None
         device = comm.device
@@ -58,22 +59,29 @@ class DevicePlan:
 
         fixed = FixedMemory(block)
         self._memory = StreamMemory(device, fixed)
-        self._given = self._prepare()
+        self._result: Any = None
+        self._quick = self._prepare()
 
-    def _prepare(self) -> tuple[Any, ...] | None:
-        """Return what the short way takes, None where it cannot run this plan."""
+    def _prepare(self) -> Callable[[], bool] | None:
+        """Return what runs this plan the short way, None where there is none."""
         bound, handle = self._bound, self._bound.stream
         if bound.prepared is None or self._stream is not None or bound.mixed:
             return None
         if handle == PER_THREAD or self._side.launcher is None:
             return None
-        call, (function, rest) = bound.call, bound.prepared
+        call: Any = bound.call
+        function, rest = bound.prepared
         target = call.target if call.collective == "broadcast" else call.out
         pointer = ctypes.c_void_p.from_param
         source = pointer(0 if call.x is None else call.x.pointer)
         written, stream = pointer(0 if target is None else target.pointer), pointer(handle)
         given = (source, written, *rest, stream)
-        return function, given, handle, stream, call.collective, self._timeout
+        if call.target is not None:
+            if call.target.wrap is not None:
+                return None
+            self._result = call.target.owner
+        launch = self._side.launcher
+        return partial(launch, function, given, handle, stream, call.collective, self._timeout)
 
     def __call__(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Give the collective to its stream; collective over all ranks.
@@ -90,11 +98,8 @@ class DevicePlan:
         array, None or Work
             What the communicator's method returns: the same output array each time.
         """
-        given = self._given
-        if given is not None and timeout is None and not async_op:
-            launch = self._side.launcher
-            if launch is not None and launch(*given):
-                return self._result()
+        if timeout is None and not async_op and self._quick is not None and self._quick():
+            return self._result
         allowed = self._timeout if timeout is None else as_timeout(timeout, self._timeout)
         return self._side.start(
             self._bound, allowed, async_op, self._stream, self._asked, self._memory

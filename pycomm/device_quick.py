@@ -15,6 +15,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
+from pycomm import dlpack
 from pycomm.bindings.cuda import cuda
 from pycomm.bindings.cuda_types import CUpointer_attribute
 from pycomm.device_buffers import DeviceArray
@@ -24,7 +25,7 @@ from pycomm.streams import LEGACY, PER_THREAD, current_stream
 from pycomm.transports.nccl import NCCLComm
 from pycomm.watchdog import Watch
 
-__all__ = ["Launcher", "Quick"]
+__all__ = ["Launcher", "Quick", "launcher"]
 
 _MOST = 512  # recipes
 _pointer = ctypes.c_void_p.from_param
@@ -33,9 +34,8 @@ _pointer = ctypes.c_void_p.from_param
 class Failing(Protocol):
     """What puts an unusual answer right, or fails: `pycomm.device.DeviceSide`."""
 
-    @property
-    def grouped(self) -> bool:
-        """Whether a group is open."""
+    #: What was given to an open group; None without one.
+    grouped: list[Any] | None
 
     def unusual(
         self, code: int, recorded: bool, handle: int, operation: str, timeout: float
@@ -43,19 +43,21 @@ class Failing(Protocol):
         """Go on after a call that NCCL or the driver did not simply accept."""
 
 
-class Launcher:
-    """Gives prepared calls of NCCL to streams."""
+#: ``launch(function, given, handle, stream, operation, timeout) -> bool``.
+Launcher = Callable[..., bool]
 
-    def __init__(self, side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> None:
-        current = ctypes.c_void_p()
-        self._facts = (
-            side, engine, comm, watch, comm.device.context, _pointer(comm.device.context), current,
-            ctypes.byref(current), cuda.bare("cuCtxGetCurrent"), cuda.bare("cuCtxPushCurrent_v2"),
-            cuda.bare("cuCtxPopCurrent_v2"), cuda.bare("cuEventRecord"),
-        )  # fmt: skip
 
-    def __call__(
-        self,
+def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Launcher:
+    """Return what gives prepared calls of NCCL to streams; a closure, which is quickest to call."""
+    context = comm.device.context
+    own, current = _pointer(context), ctypes.c_void_p()
+    at = ctypes.byref(current)
+    get, push, pop = map(
+        cuda.bare, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
+    )
+    record = cuda.bare("cuEventRecord")
+
+    def launch(
         function: Callable[..., int],
         given: tuple[Any, ...],
         handle: int,
@@ -76,8 +78,12 @@ class Launcher:
         timeout : float
             Seconds that it may take.
         """
-        side, engine, comm, watch, context, own, current, at, get, push, pop, record = self._facts
-        if engine.owner is not None or engine.state != "open" or engine.check or side.grouped:
+        if (
+            engine.owner is not None
+            or engine.state != "open"
+            or engine.check
+            or side.grouped is not None
+        ):
             return False
         engine.owner = comm.thread = get_ident()
         try:
@@ -87,18 +93,15 @@ class Launcher:
             mark = watch.current
             if mark is None or mark.stream != handle or mark.done or mark.timeout != timeout:
                 mark = watch.mark(handle, operation, engine.sequence, timeout)
-            recorded = -1
             get(at)
             if current.value == context:
                 code = function(*given)
-                if not code:
-                    recorded = record(mark.prepared, stream)
+                recorded = -1 if code else record(mark.prepared, stream)
             else:
                 push(own)
                 try:
                     code = function(*given)
-                    if not code:
-                        recorded = record(mark.prepared, stream)
+                    recorded = -1 if code else record(mark.prepared, stream)
                 finally:
                     pop(at)
             engine.sequence += 1
@@ -108,6 +111,8 @@ class Launcher:
         finally:
             comm.busy -= 1
             engine.owner = None
+
+    return launch
 
 
 class Recipe(NamedTuple):
@@ -124,8 +129,9 @@ class Recipe(NamedTuple):
     written: int
 
 
-#: What an array says: its facts, its pointer, its stream, and whether its device is known.
-Said = tuple[Any, int, int, bool]
+#: What an array says: its facts, its pointer, its stream, whether its device is known, and what has
+#: to live as long as the pointer is in use.
+Said = tuple[Any, int, int, bool, Any]
 
 
 class Quick:
@@ -155,14 +161,14 @@ class Quick:
         said = _said(x, self._number)
         if said is None or said[2] == PER_THREAD:
             return False
-        facts, source, handle, ours = said
+        facts, source, handle, ours, _ = said
         key: tuple[Any, ...] = (known[0], known[3:], facts)
         target, theirs = source, ours
         if out is not None and out is not x:
             other = _said(out, self._number)
             if other is None or other[2] != handle:
                 return False
-            target, theirs = other[1], other[3]
+            _, target, _, theirs, _ = other
             key = (*key, other[0])
         try:
             recipe = self._recipes.get(key)
@@ -222,8 +228,12 @@ def _said(x: Any, device: int) -> Said | None:
     kind = type(x)
     read = _readers.get(kind)
     if read is None:
-        known = hasattr(kind, "__cuda_array_interface__")
-        read = _readers[kind] = _by_interface if known else _nothing
+        read = _nothing
+        if hasattr(kind, "__cuda_array_interface__"):
+            read = _by_interface
+        elif hasattr(kind, "__dlpack__"):
+            read = _by_dlpack
+        _readers[kind] = read
     return read(x, device)
 
 
@@ -242,11 +252,23 @@ def _by_interface(x: Any, device: int) -> Said | None:
                 return None
     except Exception:  # the long way tells what is wrong
         return None
-    return facts, pointer, handle, False
+    return facts, pointer, handle, False, None
+
+
+def _by_dlpack(x: Any, device: int) -> Said | None:
+    try:
+        stream = current_stream(x, device) or LEGACY
+        found = dlpack.read(x, stream)
+    except Exception:  # the long way tells what is wrong
+        return None
+    if not found.pointer or found.device[0] not in dlpack.CUDA_DEVICES:
+        return None
+    facts = (found.shape, found.dtype, found.strides, found.readonly)
+    return facts, found.pointer, stream, False, found.capsule
 
 
 def _own(x: DeviceArray, device: int) -> Said:
-    return (x.shape, x.row), x.pointer, LEGACY, x.device == device
+    return (x.shape, x.row), x.pointer, LEGACY, x.device == device, None
 
 
 def _nothing(x: Any, device: int) -> None:  # noqa: ARG001

@@ -6,8 +6,8 @@ structures follow the DLPack specification, version 1.0 (dlpack.h of the DMLC pr
 
 import ctypes
 import math
-from dataclasses import dataclass
-from typing import Any
+import struct
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -58,6 +58,12 @@ class _Tensor(ctypes.Structure):
     ]
 
 
+# To read: data, device type and number, axes, dtype code, bits and lanes, addresses of shape and
+# strides, byte offset; and what comes before in the versioned form: version, two addresses, flags.
+_TENSOR = struct.Struct("QiiiBBHQQQ")
+_HEAD = struct.Struct("IIQQQ")
+
+
 class _VersionedHead(ctypes.Structure):
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -85,8 +91,7 @@ class _Exporter:
         self.capsule = capsule
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(NamedTuple):
     """Memory that an exporter has described.
 
     Attributes
@@ -130,32 +135,34 @@ def read(x: Any, stream: int | None = None) -> Exported:
     ArgumentTypeError
         If the producer refuses, or for a dtype or DLPack version this reader does not know.
     """
-    options: dict[str, Any] = {} if stream is None else {"stream": stream}
     try:
         try:
-            capsule = x.__dlpack__(max_version=(1, 0), **options)
+            if stream is None:
+                capsule = x.__dlpack__(max_version=(1, 0))
+            else:
+                capsule = x.__dlpack__(max_version=(1, 0), stream=stream)
         except TypeError:  # a producer from before DLPack 1.0
-            capsule = x.__dlpack__(**options)
+            capsule = x.__dlpack__() if stream is None else x.__dlpack__(stream=stream)
     except Exception as error:
         raise ArgumentTypeError(f"{type(x).__name__} refuses to be read: {error}") from error
-    tensor, readonly = _open(capsule)
-    key = (tensor.dtype.code, tensor.dtype.bits)
-    if key not in _DTYPES or tensor.dtype.lanes != 1:
+    raw, readonly = _open(capsule)
+    data, kind, number, ndim, code, bits, lanes, shape_at, strides_at, offset = _TENSOR.unpack(raw)
+    dtype = _DTYPES.get((code, bits))
+    if dtype is None or lanes != 1:
         raise ArgumentTypeError(
-            f"DLPack dtype with code {key[0]}, {key[1]} bits and {tensor.dtype.lanes} lanes "
-            "is not supported"
+            f"DLPack dtype with code {code}, {bits} bits and {lanes} lanes is not supported"
         )
-    dtype = _DTYPES[key]
-    axes = range(tensor.ndim)
-    return Exported(
-        (tensor.data or 0) + tensor.byte_offset,
-        tuple(tensor.shape[i] for i in axes),
-        tuple(tensor.strides[i] * dtype.itemsize for i in axes) if tensor.strides else None,
-        dtype,
-        readonly,
-        (tensor.device.device_type, tensor.device.device_id),
-        capsule,
-    )
+    strides = None
+    if strides_at:
+        strides = tuple(step * dtype.itemsize for step in _numbers(strides_at, ndim))
+    shape = _numbers(shape_at, ndim)
+    return Exported(data + offset, shape, strides, dtype, readonly, (kind, number), capsule)
+
+
+def _numbers(address: int, count: int) -> tuple[int, ...]:
+    if not count:
+        return ()
+    return struct.unpack(f"{count}q", ctypes.string_at(address, 8 * count))
 
 
 def from_dlpack(x: Any) -> np.ndarray[Any, Any]:
@@ -187,15 +194,17 @@ def from_dlpack(x: Any) -> np.ndarray[Any, Any]:
     return np.asarray(_Exporter(interface, found.capsule)).view(dtype)
 
 
-def _open(capsule: Any) -> tuple[_Tensor, bool]:
-    """Return the tensor in `capsule` and whether it is read-only."""
+def _open(capsule: Any) -> tuple[bytes, bool]:
+    """Return the bytes of the tensor in `capsule`, and whether it is read-only."""
     if _is_valid(capsule, b"dltensor_versioned"):
-        head = _VersionedHead.from_address(_get_pointer(capsule, b"dltensor_versioned"))
-        if head.major != 1:
-            raise ArgumentTypeError(f"DLPack version {head.major}.{head.minor} is not supported")
-        return head.tensor, bool(head.flags & _READ_ONLY)
+        address = _get_pointer(capsule, b"dltensor_versioned")
+        raw = ctypes.string_at(address, _HEAD.size + _TENSOR.size)
+        major, minor, _, _, flags = _HEAD.unpack_from(raw)
+        if major != 1:
+            raise ArgumentTypeError(f"DLPack version {major}.{minor} is not supported")
+        return raw[_HEAD.size :], bool(flags & _READ_ONLY)
     if _is_valid(capsule, b"dltensor"):
-        return _Tensor.from_address(_get_pointer(capsule, b"dltensor")), False
+        return ctypes.string_at(_get_pointer(capsule, b"dltensor"), _TENSOR.size), False
     raise ArgumentTypeError("__dlpack__ returned something that is not an unused DLPack capsule")
 
 

@@ -109,7 +109,9 @@ def unfit(collective: str, dtype: DType, op: Op | None) -> str | None:
     return None
 
 
-def bind_native(call: Call, comm: NCCLComm, hint: str | None = None) -> Enqueue:
+def bind_native(
+    call: Call, comm: NCCLComm, hint: str | None = None, ready: Prepared | None = None
+) -> Enqueue:
     """Return what gives a call to a stream; its arguments are converted once.
 
     Parameters
@@ -120,6 +122,8 @@ def bind_native(call: Call, comm: NCCLComm, hint: str | None = None) -> Enqueue:
         The ranks.
     hint : str, optional
         Which of NCCL's own algorithms it may use, such as ``"ring"`` or ``"tree,ring"``.
+    ready : tuple, optional
+        What `prepared` has returned for it.
 
     Raises
     ------
@@ -129,7 +133,11 @@ def bind_native(call: Call, comm: NCCLComm, hint: str | None = None) -> Enqueue:
     name = _FUNCTIONS[call.collective]
     if hint is None and not nccl.has(name):
         return _from_messages(call, comm)
-    function, rest = prepared(call, comm) if hint is None else _with_hint(call, comm, hint)
+    if hint is not None:
+        ready = _with_hint(call, comm, hint)
+    elif ready is None:
+        ready = prepared(call, comm)
+    function, rest = ready
     target = call.target if call.collective == "broadcast" else call.out
     send = [0 if call.x is None else call.x.pointer]
     receive = _pointer(0 if target is None else target.pointer)

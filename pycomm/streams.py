@@ -8,7 +8,9 @@ up anew at each call and never kept, because their owners may destroy them.
 import ctypes
 import operator
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pycomm.bindings.cuda import cuda
@@ -37,6 +39,7 @@ LEGACY, PER_THREAD = 1, 2
 
 _READY, _NOT_READY = CUresult.CUDA_SUCCESS, CUresult.CUDA_ERROR_NOT_READY
 _DEFAULT = 300.0  # seconds
+_own = threading.local()
 _QUICK_LOOKS = 1000
 _PAUSE = 5e-5  # seconds between looks after that
 
@@ -168,16 +171,21 @@ class Stream:
 
 def order(first: int, then: int, device: Device) -> None:
     """Let what is given to stream `then` wait for what stream `first` has been given so far."""
-    if first == then or {first, then} == {0, LEGACY}:
+    if first == then or (first <= LEGACY and then <= LEGACY):
         return
-    event = Event(device)
+    # One for each thread and device: a stream waits for what an event marks when it is told to.
+    events: dict[int, Event] = _own.__dict__.setdefault("events", {})
+    event = events.get(device.ordinal)
+    if event is None:
+        event = events[device.ordinal] = Event(device)
     event.record(first)
     if then <= PER_THREAD:
         with device.entered():
             code = cuda.cuStreamWaitEvent(then, event.handle, 0)
     else:
         code = cuda.cuStreamWaitEvent(then, event.handle, 0)
-    cuda.check(code, "cuStreamWaitEvent")
+    if code:
+        raise cuda.error(code, "cuStreamWaitEvent")
 
 
 def capturing(stream: int) -> bool:
@@ -210,7 +218,9 @@ def as_stream(stream: Any) -> int:
     if isinstance(stream, bool):
         raise ArgumentTypeError(f"stream is a stream or its handle, not {stream!r}")
     handle: Any = stream
-    if hasattr(stream, "__cuda_stream__"):
+    if type(stream) is int:
+        pass
+    elif hasattr(stream, "__cuda_stream__"):
         told = stream.__cuda_stream__  # a method, or its result in early versions of the protocol
         told = told() if callable(told) else told
         try:
@@ -243,10 +253,15 @@ def current_stream(x: Any, device: int) -> int | None:
     No library is imported: the array's own module is asked, if it has a ``cuda`` submodule with
     ``current_stream`` (as PyTorch) or ``get_current_stream`` (as CuPy).
     """
-    module = sys.modules.get(type(x).__module__.partition(".")[0])
-    submodule = getattr(module, "cuda", None)
-    for name in ("current_stream", "get_current_stream"):
-        ask = getattr(submodule, name, None)
-        if ask is not None:
-            return as_stream(ask(device))
-    return None
+    kind = type(x)
+    try:
+        ask = _asked[kind]
+    except KeyError:
+        module = sys.modules.get(kind.__module__.partition(".")[0])
+        submodule = getattr(module, "cuda", None)
+        ask = getattr(submodule, "current_stream", getattr(submodule, "get_current_stream", None))
+        _asked[kind] = ask
+    return None if ask is None else as_stream(ask(device))
+
+
+_asked: dict[Any, Callable[[int], Any] | None] = {}

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from pycomm.bindings.cuda import cuda
@@ -60,7 +61,7 @@ class Mark:
         self.handle = event.handle
         self.prepared = ctypes.c_void_p.from_param(event.handle)
         self.done = False
-        self.keep: list[Any] = []
+        self.keep: dict[int, Any] = {}  # by identity: one array may be given often
 
 
 class Watch:
@@ -84,7 +85,12 @@ class Watch:
         _ensure_thread()
 
     def record(
-        self, stream: int, operation: str, sequence: int | None, timeout: float, keep: Any = None
+        self,
+        stream: int,
+        operation: str,
+        sequence: int | None,
+        timeout: float,
+        keep: Iterable[Any] = (),
     ) -> None:
         """Watch what has just been given to `stream`; its context must be the current one.
 
@@ -96,13 +102,13 @@ class Watch:
             What it was.
         timeout : float
             Seconds that it may take.
-        keep : object, optional
+        keep : iterable
             What must live until it is done.
         """
         while True:
             mark = self.mark(stream, operation, sequence, timeout)
-            if keep is not None:
-                mark.keep.append(keep)
+            for one in keep:
+                mark.keep[id(one)] = one
             code = cuda.cuEventRecord(mark.handle, stream)
             if code:
                 raise cuda.error(code, "cuEventRecord")
@@ -154,7 +160,7 @@ class Watch:
                 continue
             # Done; or captured into a graph, or lost with its context, and never to be known.
             mark.done = True
-            mark.keep = []
+            mark.keep = {}
             self._free.append(mark)
         code = comm.state()
         if code not in _FINE and comm.error is None:

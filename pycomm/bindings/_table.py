@@ -140,6 +140,7 @@ class Table:
         self._load = load
         self._lock = threading.Lock()
         self._loaded: tuple[Library, ctypes.CDLL] | None = None
+        self._bare: dict[str, Any] = {}
 
     @cached_property
     def rows(self) -> Mapping[str, Row]:
@@ -172,7 +173,10 @@ class Table:
         What ``c_void_p.from_param(number)`` returns is passed as it is, in half the time that it
         takes to convert a number; and nothing else may be passed, for nothing is checked.
         """
-        return self._open()[1][name]
+        function = self._bare.get(name)
+        if function is None:
+            function = self._bare[name] = self._open()[1][name]
+        return function
 
     def signature(self, name: str) -> tuple[Any, list[Any]]:
         """Return the result type and the argument types of a function, in ctypes."""
@@ -184,6 +188,7 @@ class Table:
         """Forget the library, so that the next use finds it anew; what is loaded stays loaded."""
         with self._lock:
             self._loaded = None
+            self._bare.clear()
             for name in self.rows:
                 self.__dict__.pop(name, None)
 
