@@ -208,7 +208,13 @@ class DeviceSide:
             engine.owner = None
 
     def unusual(
-        self, code: int, recorded: bool, handle: int, operation: str, timeout: float
+        self,
+        code: int,
+        recorded: bool,
+        handle: int,
+        operation: str,
+        timeout: float,
+        keep: tuple[Any, ...],
     ) -> None:
         """Go on after a call that NCCL or the driver did not simply accept.
 
@@ -218,7 +224,7 @@ class DeviceSide:
             NCCL's, or once the call is `recorded` that of the event behind it.
         recorded : bool
             Whether NCCL has accepted the call.
-        handle, operation, timeout
+        handle, operation, timeout, keep
             Those of the call.
         """
         comm = self.comm
@@ -228,7 +234,7 @@ class DeviceSide:
                 raise cuda.error(code, "cuEventRecord")
             with comm.inside():
                 comm.settle(code, operation, Deadline(timeout))
-                self._watch.record(handle, operation, self._engine.sequence - 1, timeout)
+                self._watch.record(handle, operation, self._engine.sequence - 1, timeout, keep)
         except CommError as error:
             raise self.fail(error, operation) from error.__cause__
 

@@ -21,7 +21,8 @@ from pycomm.bindings.cuda_types import CUpointer_attribute
 from pycomm.device_buffers import DeviceArray
 from pycomm.device_choice import Bound
 from pycomm.engine import Engine
-from pycomm.streams import LEGACY, PER_THREAD, current_stream
+from pycomm.errors import CommError
+from pycomm.streams import LEGACY, PER_THREAD, as_stream, capturing, current_stream, order
 from pycomm.transports.nccl import NCCLComm
 from pycomm.watchdog import Watch
 
@@ -38,7 +39,13 @@ class Failing(Protocol):
     grouped: list[Any] | None
 
     def unusual(
-        self, code: int, recorded: bool, handle: int, operation: str, timeout: float
+        self,
+        code: int,
+        recorded: bool,
+        handle: int,
+        operation: str,
+        timeout: float,
+        keep: tuple[Any, ...],
     ) -> None:
         """Go on after a call that NCCL or the driver did not simply accept."""
 
@@ -64,6 +71,7 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
         stream: Any,
         operation: str,
         timeout: float,
+        keep: tuple[Any, ...] = (),
     ) -> bool:
         """Call ``function(*given)``; return whether that was done: False asks for the long way.
 
@@ -77,6 +85,8 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
             What it is.
         timeout : float
             Seconds that it may take.
+        keep : tuple
+            What must live until it is done.
         """
         if (
             engine.owner is not None
@@ -93,6 +103,8 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
             mark = watch.current
             if mark is None or mark.stream != handle or mark.done or mark.timeout != timeout:
                 mark = watch.mark(handle, operation, engine.sequence, timeout)
+            for one in keep:
+                mark.keep[id(one)] = one
             get(at)
             if current.value == context:
                 code = function(*given)
@@ -106,7 +118,7 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
                     pop(at)
             engine.sequence += 1
             if recorded or mark.done:
-                side.unusual(code or max(recorded, 0), not code, handle, operation, timeout)
+                side.unusual(code or max(recorded, 0), not code, handle, operation, timeout, keep)
             return True
         finally:
             comm.busy -= 1
@@ -139,6 +151,7 @@ class Quick:
 
     def __init__(self, launcher: Launcher, comm: NCCLComm, timeout: float) -> None:
         self._launch, self._timeout = launcher, timeout
+        self._device = comm.device
         self._number = comm.device.ordinal
         self._recipes: dict[tuple[Any, ...], Recipe] = {}
         self._streams: dict[int, Any] = {}
@@ -148,14 +161,14 @@ class Quick:
         which = int(CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
         self._which = ctypes.c_int.from_param(which)
 
-    def __call__(self, known: tuple[Any, ...], x: Any, out: Any) -> bool:
+    def __call__(self, known: tuple[Any, ...], x: Any, out: Any, stream: Any) -> bool:
         """Make a call; return whether that was done: False asks for the long way.
 
         Parameters
         ----------
         known : tuple
             The collective, two identities that do not matter here, and all other arguments.
-        x, out : array
+        x, out, stream
             As in the call.
         """
         said = _said(x, self._number)
@@ -186,13 +199,34 @@ class Quick:
                 return False
             if target < source + recipe.read and source < target + recipe.written:
                 return False  # the long way says which overlaps are fine
-        stream = self._streams.get(handle)
-        if stream is None:
-            stream = self._streams[handle] = _pointer(handle)
+        keep: tuple[Any, ...] = ()
+        if stream is not None:
+            chosen = self._ordered(handle, stream)
+            if chosen is None:
+                return False
+            if chosen != handle:
+                # Their owners free memory in the order of their own stream, which may be ahead.
+                handle, keep = chosen, (x, out)
+        ready = self._streams.get(handle)
+        if ready is None:
+            ready = self._streams[handle] = _pointer(handle)
         return self._launch(
-            recipe.function, (given, written, *recipe.rest, stream), handle, stream, known[0],
-            self._timeout,
+            recipe.function, (given, written, *recipe.rest, ready), handle, ready, known[0],
+            self._timeout, keep,
         )  # fmt: skip
+
+    def _ordered(self, handle: int, stream: Any) -> int | None:
+        """Return the handle of a stream that waits for another one; None if it takes more."""
+        try:
+            chosen = as_stream(stream)
+            if chosen == PER_THREAD:
+                return None
+            # What is captured has no past: a graph runs when it is launched.
+            if chosen != handle and not capturing(chosen):
+                order(handle, chosen, self._device)
+        except (TypeError, ValueError, CommError):  # the long way says what is wrong
+            return None
+        return chosen
 
     def _is_here(self, prepared: Any, pointer: int, itemsize: int) -> bool:
         """Return whether a pointer is one of this device, and aligned."""

@@ -112,8 +112,9 @@ class Engine:
         self.owner: int | None = None
         #: What serves device arrays, and what makes it when the first of them comes.
         self.device: DeviceCalls | None = None
-        #: The short way of calls on device arrays, once there is one: ``quick(known, x, out)``.
-        self.quick: Callable[[Key, Any, Any], bool] | None = None
+        #: The short way of calls on device arrays, once there is one:
+        #: ``quick(known, x, out, stream)``.
+        self.quick: Callable[[Key, Any, Any, Any], bool] | None = None
         self.make_device: Callable[[], Callable[[], DeviceCalls] | None] | None = None
         self._active: list[Work] = []
         self.choices = Choices(transport, ScratchPool())

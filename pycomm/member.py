@@ -21,8 +21,9 @@ class Member:
     ) -> bool:
         """Make a call on device arrays the short way; return whether that was possible."""
         quick = self._engine.quick
-        usual = stream is None and timeout is None and not async_op
-        return usual and quick is not None and quick(known, x, out)
+        if timeout is not None or async_op or quick is None:
+            return False
+        return quick(known, x, out, stream)
 
     @property
     def rank(self) -> int:
