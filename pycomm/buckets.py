@@ -29,6 +29,8 @@ _served: "WeakKeyDictionary[ErrorFeedback, int]" = WeakKeyDictionary()
 
 def _as_array(x: Any, what: str) -> Array:
     """Return an array of any origin as one of NumPy, without a copy where that can be."""
+    if hasattr(x, "__cuda_array_interface__"):
+        raise ArgumentTypeError(f"{what} is on a device, and these buckets are in host memory")
     try:
         if not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__"):
             return np.from_dlpack(x)

@@ -1,7 +1,7 @@
 """Collectives on device memory whose messages are encoded; see `pycomm.encoded` for the scheme.
 
-Encoding, sums and decoding are kernels, in the order of one stream, with the bits that hosts get.
-Residuals of error feedback stay on the device.
+Encoding, sums and decoding are kernels, in the order of one stream, with the bits that hosts get
+where they do not cut the data into segments. Residuals of error feedback stay on the device.
 """
 
 from typing import Any

@@ -139,6 +139,11 @@ def test_host_and_device_do_not_mix(alone: Communicator) -> None:
         alone.all_reduce(host, stream=1)
 
 
+def test_buckets_are_for_hosts(alone: Communicator) -> None:
+    with pytest.raises(ArgumentTypeError, match="on a device"):
+        pycomm.GradientBuckets(alone, {"a": interfaced()})
+
+
 def test_devices_are_told_by_the_driver(alone: Communicator) -> None:
     assert device_count() == 4
     other = Interfaced(np.zeros(3, np.float32), 1)
