@@ -1,10 +1,10 @@
 """Runs the tests: plain ones in one process, those of MPI and of devices on several ranks.
 
-``python scripts/_run_tests.py [--ranks 1,2,3,4] [--plain PATHS] [--mpi PATHS] [--device PATHS]
-[pytest arguments]``
+``python scripts/_run_tests.py [--ranks 1,2,3,4] [--plain PATHS] [--alone PATHS] [--mpi PATHS]
+[--device PATHS] [pytest arguments]``
 
-Tests of devices have processes of their own: what stands in for a GPU is loaded there, and nothing
-else must see it. Those that need one rank only run with one rank only.
+Tests of devices, and of the doubles, have processes of their own: what stands in for a GPU is
+loaded there, and nothing else must see it. What needs one rank only runs with one rank only.
 
 Every job is watched. A rank that stays in one test for longer than PYCOMM_TEST_LIMIT seconds
 (default 90), or a job that takes longer than PYCOMM_TEST_JOB_LIMIT (default 400), is a failure: all
@@ -204,13 +204,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--plain", default=",".join(plain_folders()))
     parser.add_argument("--mpi", default="tests/mpi")
     parser.add_argument("--device", default="tests/device")
+    parser.add_argument("--alone", default="tests/doubles")
     options, words = parser.parse_known_args(argv)
     plain = [path for path in options.plain.split(",") if path]
     mpi = [path for path in options.mpi.split(",") if path]
     device = [path for path in options.device.split(",") if path]
-    chosen, rest = split_paths(words, [mpi, device])
+    alone = [path for path in options.alone.split(",") if path]
+    chosen, rest = split_paths(words, [mpi, device, alone])
     if any(chosen):
-        plain, mpi, device = chosen
+        plain, mpi, device, alone = chosen
     limit = float(os.environ.get("PYCOMM_TEST_LIMIT", "90"))
     job_limit = float(os.environ.get("PYCOMM_TEST_JOB_LIMIT", "400"))
 
@@ -221,6 +223,8 @@ def main(argv: list[str]) -> int:
     jobs = []
     if plain:
         jobs.append(TestRun("plain tests", 0, [*plain, *rest], *limits))
+    if alone:
+        jobs.append(TestRun("tests of the doubles", 0, [*alone, *rest], *limits))
     if mpi:
         for ranks in (int(word) for word in options.ranks.split(",")):
             title = f"MPI tests on {ranks} rank{'s' if ranks > 1 else ''}"

@@ -3,7 +3,6 @@
 import ctypes
 from typing import Any
 
-
 import numpy as np
 
 from pycomm.bindings.cuda import cuda

@@ -34,7 +34,7 @@ def run_tests(tmp_path):
         line = [sys.executable, str(ROOT / "scripts" / "_run_tests.py"), "--ranks", "2"]
         limits = {"PYCOMM_TEST_LIMIT": str(limit), "PYCOMM_TEST_JOB_LIMIT": str(job_limit)}
         answer = subprocess.run(
-            [*line, "--plain=", "--device=", "--mpi", str(tmp_path), *words],
+            [*line, "--plain=", "--device=", "--alone=", "--mpi", str(tmp_path), *words],
             env=os.environ | limits,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from doubles import build
 from doubles.client import (
     IN_PROGRESS,
