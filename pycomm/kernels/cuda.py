@@ -21,7 +21,7 @@ from pycomm.devices import Device, get_device
 from pycomm.dtypes import DTYPES, DType, Kind, Op, PremulSum, ReduceOp
 from pycomm.errors import ArgumentTypeError, CommError, LibraryNotFoundError
 
-__all__ = ["MOST_SOURCES", "NAMES", "Kernels", "compile_kernels", "kernels_of", "source_text"]
+__all__ = ["MOST_SOURCES", "NAMES", "Kernels", "compile_kernels", "kernels_of", "sources"]
 
 _PREFIX = "pycomm_"
 #: How many sources a reduction takes at a time (``device.cu`` has the same number).
@@ -46,6 +46,7 @@ NAMES: tuple[str, ...] = tuple(
     )
 )
 
+_MAIN, _HEADERS = "device.cu", ("numbers.cuh", "arithmetic.cuh", "encoding.cuh")
 _OPTIONS = ("--fmad=false", "--std=c++17")
 _THREADS = 256  # of a block
 _BLOCKS_EACH = 8  # blocks for each multiprocessor, which is more than it runs at a time
@@ -56,9 +57,10 @@ class _Sources(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p * MOST_SOURCES)]
 
 
-def source_text() -> str:
-    """Return the source of the kernels."""
-    return files("pycomm.kernels").joinpath("device.cu").read_text()
+def sources() -> dict[str, str]:
+    """Return the sources of the kernels by their names: ``device.cu`` includes the others."""
+    folder = files("pycomm.kernels")
+    return {name: folder.joinpath(name).read_text() for name in (_MAIN, *_HEADERS)}
 
 
 def _nvrtc() -> Any:
@@ -95,7 +97,11 @@ def compile_kernels(architecture: str) -> bytes:
         return values[0] if values else None
 
     try:
-        program = checked(nvrtc.nvrtcCreateProgram(source_text().encode(), b"device.cu", 0, [], []))
+        text = {name.encode(): source.encode() for name, source in sources().items()}
+        main = text.pop(_MAIN.encode())
+        program = checked(
+            nvrtc.nvrtcCreateProgram(main, _MAIN.encode(), len(text), [*text.values()], [*text])
+        )
     except RuntimeError as error:  # cuda-python without the library underneath
         raise LibraryNotFoundError(f"NVRTC cannot be loaded: {error}") from error
     known = [int(number) for number in checked(nvrtc.nvrtcGetSupportedArchs())]
@@ -134,7 +140,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path | None:
 def _image(architecture: str) -> bytes:
     """Return the kernels for an architecture, from the cache if they are there."""
     folder = _cache_folder(os.environ)
-    text = "\n".join((source_text(), architecture, *_OPTIONS))
+    text = "\n".join((*sources().values(), architecture, *_OPTIONS))
     name = f"kernels-{architecture}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cubin"
     if folder is not None:
         with contextlib.suppress(OSError):

@@ -123,14 +123,20 @@ def hard_values(count: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("block", [None, 0, 1, 2, 64])
 @pytest.mark.parametrize("saturate", [True, False])
-def test_casts_have_the_bits_of_hosts(kernels: Kernels, form: str, block, saturate: bool):
+@pytest.mark.parametrize("offset", [0, 1])
+def test_casts_have_the_bits_of_hosts(
+    kernels: Kernels, form: str, block, saturate: bool, offset: int
+):
     codec = Cast(form, block, saturate)
     shift = codec.block.bit_length() - 1 if codec.block else None
     for count in (1, 255, 1027, 70000):
         x = hard_values(count + 6, count)[:count].copy()
         encoded = np.zeros(codec.encoded_size(count), np.uint8)
         large = codec.encode(x, encoded)
-        source, target = to_device(x, 0), to_device(np.zeros_like(encoded), 0)
+        # Values and codes at any address that suits their type.
+        source = to_device(np.pad(x, (offset, 0)), 0)[offset:]
+        shifted = offset * codec._form.numpy.itemsize
+        target = to_device(np.pad(encoded * 0, (shifted, 0)), 0)[shifted:]
         peaks = to_device(np.zeros(max(1, count), np.uint32), 0)
         tally = to_device(np.zeros(2, np.uint64), 0)
         kernels.encode(
@@ -140,7 +146,7 @@ def test_casts_have_the_bits_of_hosts(kernels: Kernels, form: str, block, satura
         found = target.copy()
         back, expected = np.empty(count, np.float32), np.empty(count, np.float32)
         codec.decode(encoded, expected)
-        decoded = to_device(back, 0)
+        decoded = to_device(np.pad(back, (offset, 0)), 0)[offset:]
         kernels.decode(form, target.pointer, decoded.pointer, count, LEGACY, shift=shift)
         np.testing.assert_array_equal(decoded.copy(), expected)
         nan = np.isnan(expected)
@@ -158,7 +164,7 @@ def test_error_feedback_has_the_bits_of_hosts(kernels: Kernels, form: str, block
     shift = codec.block.bit_length() - 1 if codec.block else None
     count = 1000
     residual = np.zeros(count, np.float32)
-    kept = to_device(residual, 0)
+    kept = to_device(np.zeros(count + 1, np.float32), 0)[1:]
     tally = to_device(np.zeros(2, np.uint64), 0)
     peaks = to_device(np.zeros(count, np.uint32), 0)
     dropped = 0

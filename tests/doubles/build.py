@@ -107,7 +107,8 @@ def build(
     digest = hashlib.sha256(repr(chosen).encode())
     inputs = sorted([*HERE.glob("*.[ch]"), *HERE.glob("include/**/*.h")])
     inputs += [folder / name for folder in headers() for name in ("nccl.h", "cuda.h")]
-    inputs += [kernel_source] if kernel_source else []
+    if kernel_source:  # and what it may include
+        inputs += [kernel_source, *sorted(kernel_source.parent.glob("*.cuh"))]
     for source in inputs:
         if source.exists():
             digest.update(source.name.encode() + b"\0" + source.read_bytes())

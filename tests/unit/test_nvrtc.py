@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from pycomm.kernels import cuda
 if len(sys.argv) > 3:
-    cuda.source_text = lambda: sys.argv[3]
+    cuda.sources = lambda: {"device.cu": sys.argv[3]}
 Path(sys.argv[2]).write_bytes(cuda.compile_kernels(sys.argv[1]))
 """
 
@@ -72,7 +72,7 @@ def test_images_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert cuda._image("sm_90") == b"image"
     assert compiled == ["sm_80", "sm_90"]
     assert len(list((tmp_path / "pycomm").iterdir())) == 2
-    monkeypatch.setattr(cuda, "source_text", lambda: "changed")
+    monkeypatch.setattr(cuda, "sources", lambda: {"device.cu": "changed"})
     cuda._image("sm_80")
     assert compiled == ["sm_80", "sm_90", "sm_80"]
     # A home that cannot be written to costs time and nothing else.
