@@ -123,3 +123,37 @@ def test_the_end_is_bounded(tmp_path: Path) -> None:
     for error, seconds in job(tmp_path, "slow_end", 2):
         assert "NCCLTimeoutError" in error["kinds"]
         assert seconds < 12
+
+
+VISIBLE = """
+import json
+from pycomm.devices import device_count, get_device
+print(json.dumps([get_device(number).uuid for number in range(device_count())]))
+"""
+
+
+def visible(**variables: str) -> list[str]:
+    """Return the devices that a process sees."""
+    environ = os.environ | build().environment() | variables
+    line = [sys.executable, "-c", VISIBLE]
+    told = subprocess.run(line, env=environ, check=True, capture_output=True, text=True, timeout=60)
+    found: list[str] = json.loads(told.stdout)
+    return found
+
+
+def test_devices_are_known_by_what_the_driver_says() -> None:
+    all_of_them = visible()
+    assert len(set(all_of_them)) == 4
+    third = all_of_them[3]
+    for text, numbers in {
+        "3,1": [3, 1],
+        third: [3],
+        third[:24]: [3],
+        " 1 , 0": [1, 0],
+        "1,-1,2": [1],
+        "-1": [],
+        "": [],
+        "0,9": [0],
+    }.items():
+        found = visible(CUDA_VISIBLE_DEVICES=text)
+        assert found == [all_of_them[number] for number in numbers], text
