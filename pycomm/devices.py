@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from pycomm.bindings.cuda import cuda
-from pycomm.bindings.cuda_types import CUdevice_attribute, CUpointer_attribute, CUuuid
+from pycomm.bindings.cuda_types import CUdevice_attribute, CUpointer_attribute, CUresult, CUuuid
 from pycomm.errors import ArgumentValueError, CommError
 
 __all__ = [
@@ -125,18 +125,23 @@ def leave() -> None:
     cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
-def _init() -> None:
+def _init() -> bool:
+    """Start the driver; return whether it has any device for this process."""
     global _started
     if _forked:
         raise CommError("CUDA was in use when this process was forked, and cannot be used in it")
     if not _started:
         with _start:
-            cuda.check(cuda.cuInit(0), "cuInit")
+            code = cuda.cuInit(0)
+            if code == CUresult.CUDA_ERROR_NO_DEVICE:
+                return False
+            cuda.check(code, "cuInit")
             _started = True
+    return True
 
 
 def device_count() -> int:
-    """Return how many devices this process sees.
+    """Return how many devices this process sees; CUDA_VISIBLE_DEVICES may hide all of them.
 
     Raises
     ------
@@ -145,7 +150,8 @@ def device_count() -> int:
     CUDAError
         If the driver refuses to start.
     """
-    _init()
+    if not _init():
+        return 0
     count = ctypes.c_int()
     cuda.check(cuda.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
     return count.value
@@ -198,7 +204,8 @@ def _attribute(handle: int, which: CUdevice_attribute) -> int:
 
 def current_device() -> int | None:
     """Return the number of the device whose context is current in this thread, None without one."""
-    _init()
+    if not _init():
+        return None
     device = ctypes.c_int()
     context = ctypes.c_void_p()
     cuda.check(cuda.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
@@ -210,7 +217,8 @@ def current_device() -> int | None:
 
 def device_of(pointer: int) -> int | None:
     """Return the number of the device that a pointer belongs to; None if it is not CUDA's."""
-    _init()
+    if not _init():
+        return None
     ordinal = ctypes.c_int(-1)
     code = cuda.cuPointerGetAttribute(
         ctypes.byref(ordinal), int(CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL), pointer
