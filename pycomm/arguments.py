@@ -12,6 +12,7 @@ from pycomm.dtypes import DTYPES, DType, Op, ReduceOp, as_op, check_op
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
 
 __all__ = [
+    "as_ordinal",
     "check_axis",
     "codec_of",
     "new_array",
@@ -70,6 +71,15 @@ def rank_of(rank: Any, size: int, name: str) -> int:
     if isinstance(rank, bool | np.bool_) or not 0 <= number < size:
         raise ArgumentValueError(f"{name}={rank!r} is not a rank of a communicator of size {size}")
     return number
+
+
+def as_ordinal(device: Any) -> int | None:
+    """Return the number of a device as an int, None for None."""
+    if device is None:
+        return None
+    if isinstance(device, bool) or not isinstance(device, int | np.integer):
+        raise ArgumentTypeError(f"device is the number of one, not {device!r}")
+    return int(device)
 
 
 def same_shape(x: Any, out: Any) -> tuple[Any, bool]:

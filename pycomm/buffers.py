@@ -121,8 +121,7 @@ def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Any:
     if type(x) is np.ndarray:
         array = x
     else:
-        kind = type(x)
-        if hasattr(kind, "__dlpack_device__") or hasattr(x, "__cuda_array_interface__"):
+        if hasattr(type(x), "__dlpack_device__") or _has_interface(x):
             on_device = _as_device_buffer(x, writable, name)
             if on_device is not None:
                 return on_device
@@ -141,6 +140,14 @@ def as_buffer(x: Any, writable: bool = False, name: str = "x") -> Any:
         )
     dtype = array.dtype
     return Buffer(array, BY_NUMPY.get(dtype) or as_dtype(dtype), x)
+
+
+def _has_interface(x: Any) -> bool:
+    """Return whether an array may have the interface of CUDA, or raises when asked for it."""
+    try:
+        return hasattr(x, "__cuda_array_interface__")
+    except Exception:
+        return True
 
 
 def _as_device_buffer(x: Any, writable: bool, name: str) -> Any:

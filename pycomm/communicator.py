@@ -9,12 +9,13 @@ import weakref
 import zlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from pycomm.arguments import rank_of
+from pycomm.arguments import as_ordinal, rank_of
 from pycomm.bootstrap.leaving import watch
 from pycomm.buffers import Buffer
 from pycomm.call import Call
@@ -34,7 +35,7 @@ from pycomm.transports.shared import REGIONS
 from pycomm.tuning import find
 
 if TYPE_CHECKING:
-    from pycomm.device import DeviceSide
+    from pycomm.device.side import DeviceSide
 
 __all__ = ["Communicator"]
 
@@ -171,13 +172,17 @@ class Communicator(Reductions, Movement, Messages, Planning):
         NCCLError
             If NCCL cannot connect them: two ranks on one device, for instance.
         """
+        from pycomm.device.staged import StagedTransport
         from pycomm.devices import current_device, device_count, get_device
-        from pycomm.staged import StagedTransport
 
         allowed = as_timeout(timeout, DEFAULT)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ArgumentValueError(f"size is a number of ranks, not {size!r}")
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise ArgumentTypeError(f"size is a number of ranks, not {type(size).__name__}")
+        if size < 1:
+            raise ArgumentValueError(f"size is a number of ranks, not {size}")
+        size = int(size)
         rank = rank_of(rank, size, "rank")
+        device = as_ordinal(device)
         if device is None:
             device = current_device()
             device = rank % max(device_count(), 1) if device is None else device
@@ -193,7 +198,7 @@ class Communicator(Reductions, Movement, Messages, Planning):
             label=label,
             device=device,
         )
-        comm._side.use(transport.comm)
+        comm._over_nccl(transport)
         return comm.tuned()
 
     def tuned(self) -> Self:
@@ -286,7 +291,7 @@ class Communicator(Reductions, Movement, Messages, Planning):
     zeros = empty
 
     def _make_device(self) -> "DeviceSide":
-        from pycomm.device import DeviceSide  # only now: it loads what belongs to CUDA
+        from pycomm.device.side import DeviceSide  # only now: it loads what belongs to CUDA
 
         local = (self.local_rank, self.local_size)
         own = weakref.WeakMethod(self.all_gather_object)
@@ -435,6 +440,20 @@ class Communicator(Reductions, Movement, Messages, Planning):
             raise engine.fail(error, "split", None) from error.__cause__
         return self._child(transport)
 
+    def _over_nccl(self, transport: Any) -> None:
+        """Take over the NCCL communicator of a transport that is nothing else."""
+        comm = getattr(transport, "comm", None)
+        if comm is None:
+            return
+        from pycomm.device.together import check_outside
+
+        self._engine.guard = partial(check_outside, None)
+        try:
+            self._side.use(comm)
+        except BaseException:
+            comm.abort()
+            raise
+
     def _child(self, transport: Any) -> "Communicator":
         """Return the communicator over a transport that came out of this one."""
         engine = self._engine
@@ -445,9 +464,7 @@ class Communicator(Reductions, Movement, Messages, Planning):
         )
         child._engine.adopt(engine.tuning, engine.choices.overrides)
         child._wanted = self._wanted
-        comm = getattr(transport, "comm", None)
-        if comm is not None:  # one over NCCL alone
-            child._side.use(comm)
+        child._over_nccl(transport)
         self._children = [one for one in self._children if one._engine.state == "open"]
         self._children.append(child)
         return child
@@ -474,6 +491,8 @@ class Communicator(Reductions, Movement, Messages, Planning):
             If not all others come in time.
         """
         engine = self._engine
+        if not isinstance(exclude, Iterable):
+            raise ArgumentTypeError(f"exclude are several ranks, not {type(exclude).__name__}")
         gone = sorted({rank_of(rank, self._size, "exclude") for rank in exclude})
         if self._rank in gone:
             raise ArgumentValueError(f"this is rank {self._rank}, which is among {gone}")
@@ -482,6 +501,7 @@ class Communicator(Reductions, Movement, Messages, Planning):
         shrink = getattr(engine.transport, "shrink", None)
         if shrink is not None:
             deadline = Deadline(as_timeout(timeout, engine.timeout))
+            self._side.give_up(CommError(f"{engine.label} was shrunk", rank=self._rank))
             transport = shrink(gone, deadline, f"{engine.label}/shrunk")
             if engine.state == "open":
                 engine.break_off(CommError("it was shrunk"), "shrink")

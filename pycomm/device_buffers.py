@@ -7,7 +7,11 @@ from anybody; DLPack where there is none, or where the interface cannot name the
 import contextlib
 import ctypes
 import math
+import operator
+import os
+import queue
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,6 +212,36 @@ class DeviceArray:
         return f"<pycomm.DeviceArray of {self.shape} {kind} on device {self._device.ordinal}>"
 
 
+# Memory that nobody uses any more. To free it waits for the device, and this may be any thread: one
+# inside NCCL, or the one that ends what the device hangs in. So a thread does nothing else.
+_dead: queue.SimpleQueue[tuple[Device, int]] = queue.SimpleQueue()  # whose put may interrupt itself
+_reaper: threading.Thread | None = None
+
+
+def _reap() -> None:
+    global _reaper
+    if _reaper is None and usable():
+        _reaper = threading.Thread(target=_free, name="pycomm memory", daemon=True)
+        _reaper.start()
+
+
+def _free() -> None:
+    while True:
+        device, pointer = _dead.get()
+        if usable():
+            # Nobody could do anything about a failure; a context that is lost has no memory.
+            with contextlib.suppress(CUDAError), device.entered():
+                cuda.cuMemFree_v2(pointer)
+
+
+def _after_fork() -> None:
+    global _reaper
+    _reaper = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class _Block:
     """Device memory that is freed with its last user."""
 
@@ -221,10 +255,9 @@ class _Block:
         self.pointer = pointer.value
 
     def __del__(self) -> None:
-        if getattr(self, "pointer", 0) and usable():
-            # Nobody could do anything about a failure here; a context that is lost has no memory.
-            with contextlib.suppress(CUDAError), self._device.entered():
-                cuda.cuMemFree_v2(self.pointer)
+        if getattr(self, "pointer", 0):
+            _dead.put((self._device, self.pointer))
+            _reap()
 
 
 def allocate(device: Device, shape: tuple[int, ...], dtype: DType) -> DeviceArray:
@@ -244,9 +277,12 @@ def as_device_buffer(x: Any, writable: bool, name: str) -> DeviceBuffer | None:
         If it is not C-contiguous, masked, read-only where it must be written, or names stream 0.
     """
     kind = _kind_of(x, name)
-    interface = (
-        getattr(x, "__cuda_array_interface__", None) if kind is None or kind[0] == 2 else None
-    )
+    interface = None
+    if kind is None or kind[0] == 2:
+        try:
+            interface = getattr(x, "__cuda_array_interface__", None)
+        except Exception as error:
+            raise ArgumentTypeError(f"{name} refuses to be read: {error}") from error
     if interface is not None:
         found = _by_interface(x, interface, writable, name)
         if found is not None:
@@ -261,24 +297,24 @@ def _kind_of(x: Any, name: str) -> tuple[int, int] | None:
     if not hasattr(x, "__dlpack_device__"):
         return None
     try:
-        kind, number = x.__dlpack_device__()
+        kind, number = map(operator.index, x.__dlpack_device__())
     except Exception as error:
         raise ArgumentTypeError(f"{name} does not say on which device it lies: {error}") from error
-    if int(kind) in CUDA_DEVICES:
-        return int(kind), int(number)
-    if int(kind) in HOST_DEVICES:
+    if kind in CUDA_DEVICES:
+        return kind, number
+    if kind in HOST_DEVICES:
         return _ELSEWHERE
     raise ArgumentTypeError(
-        f"{name} lies on device {int(kind)}:{number}, which is neither the host nor CUDA's"
+        f"{name} lies on device {kind}:{number}, which is neither the host nor CUDA's"
     )
 
 
 def _by_interface(x: Any, interface: Any, writable: bool, name: str) -> DeviceBuffer | None:
     """Return what the interface describes; None if only DLPack can name its element type."""
     try:
-        shape = tuple(int(length) for length in interface["shape"])
+        shape = tuple(map(operator.index, interface["shape"]))
         pointer, readonly = interface["data"]
-        typestr, version = interface["typestr"], interface["version"]
+        typestr, version = interface["typestr"], operator.index(interface["version"])
         strides = interface.get("strides")
         pointer = int(pointer or 0)
     except (KeyError, TypeError, ValueError) as error:

@@ -22,17 +22,20 @@ from pycomm.errors import ArgumentValueError, CommError
 __all__ = [
     "Device",
     "Entered",
+    "current_context",
     "current_device",
     "device_count",
     "device_of",
     "enter",
     "get_device",
     "leave",
+    "restore",
     "usable",
 ]
 
 _PCI_ID_LENGTH = 32
 _NAME_LENGTH = 256
+_DEEPEST = 8  # contexts of ours on the stack at a time, and more
 _start = threading.Lock()
 _started = False
 _forked = False
@@ -200,6 +203,23 @@ def _attribute(handle: int, which: CUdevice_attribute) -> int:
         cuda.cuDeviceGetAttribute(ctypes.byref(value), int(which), handle), "cuDeviceGetAttribute"
     )
     return value.value
+
+
+def current_context() -> int:
+    """Return the context that is current in this thread, 0 without one."""
+    if not _started:
+        return 0
+    context = ctypes.c_void_p()
+    cuda.check(cuda.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
+    return context.value or 0
+
+
+def restore(context: int) -> None:
+    """Take contexts off the stack until this one is current: after an interruption."""
+    for _ in range(_DEEPEST):
+        if current_context() == context:
+            return
+        leave()
 
 
 def current_device() -> int | None:

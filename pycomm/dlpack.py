@@ -148,6 +148,8 @@ def read(x: Any, stream: int | None = None) -> Exported:
     raw, readonly = _open(capsule)
     data, kind, number, ndim, code, bits, lanes, shape_at, strides_at, offset = _TENSOR.unpack(raw)
     dtype = _DTYPES.get((code, bits))
+    if ndim < 0:
+        raise ArgumentTypeError(f"a DLPack tensor of {ndim} axes")
     if dtype is None or lanes != 1:
         raise ArgumentTypeError(
             f"DLPack dtype with code {code}, {bits} bits and {lanes} lanes is not supported"

@@ -45,7 +45,7 @@ _in_flight: "set[Engine]" = set()
 
 
 class DeviceCalls(Protocol):
-    """What serves device arrays: `pycomm.device.DeviceSide`, which stands above this room."""
+    """What serves device arrays: `pycomm.device.side.DeviceSide`, which stands above this room."""
 
     @property
     def saturated(self) -> int:
@@ -110,6 +110,8 @@ class Engine:
         #: The thread that is in a call. Not a lock: a KeyboardInterrupt right after it was taken
         #: would leave it taken for good.
         self.owner: int | None = None
+        #: Raises where the transport cannot be used now, if there is such a place.
+        self.guard: Callable[[str], None] | None = None
         #: What serves device arrays, and what makes it when the first of them comes.
         self.device: DeviceCalls | None = None
         #: The short way of calls on device arrays, once there is one:
@@ -203,6 +205,8 @@ class Engine:
         """
         allowed = self.timeout if timeout is None else as_timeout(timeout, self.timeout)
         operation = call.operation or call.collective
+        if self.guard is not None:
+            self.guard(operation)
         if self.state != "open" or self.owner is not None:
             self.enter(operation)
         self.owner = get_ident()
@@ -296,6 +300,8 @@ class Engine:
         async_op: bool,
     ) -> Any:
         """Start messages of the user's, each (peer, buffer, receive)."""
+        if self.guard is not None:
+            self.guard(operation)
         deadline = Deadline(as_timeout(timeout, self.timeout))
         self.enter(operation)
         try:
@@ -334,6 +340,8 @@ class Engine:
 
     def meet(self, steps: Steps, operation: str, timeout: float | None) -> None:
         """Run steps of pycomm's own, such as meeting before a split, under a deadline."""
+        if self.guard is not None:
+            self.guard(operation)
         deadline = Deadline(as_timeout(timeout, self.timeout))
         broken = self.state == "broken" and not self.severed
         if broken:  # on its device; the transport still serves survivors who part from the others

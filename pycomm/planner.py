@@ -12,7 +12,7 @@ from pycomm.plans import Plan
 from pycomm.reductions import Reductions
 
 if TYPE_CHECKING:
-    from pycomm.device_plans import DevicePlan
+    from pycomm.device.plans import DevicePlan
 
 __all__ = ["Planning"]
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pycomm.arguments import as_ordinal
 from pycomm.bootstrap.detect import Launch, detect
 from pycomm.checking import as_check
 from pycomm.communicator import Communicator
@@ -76,6 +77,7 @@ def init(
             f"unknown method {method!r}; known: {', '.join(map(repr, _METHODS))}"
         )
     allowed, checked = as_timeout(timeout, DEFAULT), as_check(check)
+    device = as_ordinal(device)
     launch = detect(os.environ)
     chosen, reason = _choose(method, launch)
     _log.info("init uses %s: %s", chosen, reason)

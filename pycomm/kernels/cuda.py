@@ -7,6 +7,7 @@ user's cache. They are launched through the driver, in the order of a stream, an
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -253,7 +254,10 @@ class Kernels:
             # Wraps, as the products do: 64 bits hold what an unsigned factor needs.
             number = ctypes.c_int64(ctypes.c_uint64(factor).value)
         else:
-            real = complex(factor).real
+            try:
+                real = float(factor.real)
+            except OverflowError:  # a whole number that no float holds
+                real = math.copysign(math.inf, factor.real)
             number = (ctypes.c_double if dtype.itemsize == 8 else ctypes.c_float)(real)
         self._launch(
             f"scale_{dtype.name}", stream, count, written, given, number, ctypes.c_uint64(count)

@@ -82,7 +82,6 @@ class NCCLComm:
         #: them sees the other.
         self.busy = 0
         self.thread = 0
-        self._factors: dict[tuple[int, bytes], int] = {}
         self._memory: list[tuple[int, int]] = []  # (pointer, window)
 
     # ------------------------------------------------------------------------------ making
@@ -208,20 +207,21 @@ class NCCLComm:
 
     # ------------------------------------------------------------------------------ things it has
 
-    def factor(self, dtype: int, scalar: bytes) -> int:
-        """Return NCCL's operation that multiplies by a scalar of a dtype, then sums."""
-        key = dtype, scalar
-        known = self._factors.get(key)
-        if known is None:
-            made = ctypes.c_int()
-            code = nccl.ncclRedOpCreatePreMulSum(
-                ctypes.byref(made), ctypes.create_string_buffer(scalar, len(scalar)), dtype,
-                int(ncclScalarResidence_t.ncclScalarHostImmediate), self.handle,
-            )  # fmt: skip
-            if code:
-                raise nccl.error(code, "ncclRedOpCreatePreMulSum", self.handle)
-            known = self._factors[key] = made.value
-        return known
+    def begin_factor(self, dtype: int, scalar: bytes) -> int:
+        """Return a new operation of NCCL's that multiplies by a scalar of a dtype, then sums."""
+        made = ctypes.c_int()
+        code = nccl.ncclRedOpCreatePreMulSum(
+            ctypes.byref(made), ctypes.create_string_buffer(scalar, len(scalar)), dtype,
+            int(ncclScalarResidence_t.ncclScalarHostImmediate), self.handle,
+        )  # fmt: skip
+        if code:
+            raise nccl.error(code, "ncclRedOpCreatePreMulSum", self.handle)
+        return made.value
+
+    def end_factor(self, operation: int) -> None:
+        """Free such an operation, once the call that uses it has returned."""
+        if self.handle:
+            nccl.ncclRedOpDestroy(operation, self.handle)
 
     def allocate(self, nbytes: int, deadline: Deadline) -> int:
         """Return memory that NCCL reaches without copies; collective, with equal `nbytes`."""
@@ -237,9 +237,12 @@ class NCCLComm:
             code = start(self.handle, pointer, nbytes, ctypes.byref(window), *options)
             self.settle(code, function, deadline)
 
+        # Freed with the communicator, also where it cannot be registered.
+        place = len(self._memory)
+        self._memory.append((pointer.value or 0, 0))
         # Also on a communicator that does not block, NCCL waits here until all ranks have come.
         self._bounded(register, deadline.left, function)
-        self._memory.append((pointer.value or 0, window.value or 0))
+        self._memory[place] = pointer.value or 0, window.value or 0
         return pointer.value or 0
 
     # ------------------------------------------------------------------------------ its end
@@ -249,8 +252,6 @@ class NCCLComm:
         if not self.handle:
             return
         try:
-            for operation in self._factors.values():
-                nccl.ncclRedOpDestroy(operation, self.handle)
             with self.device.entered():
                 self._free()
                 self._bounded(self._finalize, deadline.left, "ncclCommFinalize")
@@ -316,7 +317,6 @@ class NCCLComm:
         handle, self.handle = self.handle, 0
         if not handle:
             return
-        self._factors.clear()
         memory, self._memory = self._memory, []
 
         def give_up() -> None:

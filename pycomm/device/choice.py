@@ -7,12 +7,12 @@ from pycomm.algorithms.registry import RESERVED, SHARED, algorithm_of, names
 from pycomm.algorithms.schedule import ROOTED, data_count
 from pycomm.call import Call
 from pycomm.choice import VARIABLE, Choices
-from pycomm.device_encoded import DeviceEncoded
-from pycomm.device_programs import DeviceProgram, wide_of
+from pycomm.device.encoded import DeviceEncoded
+from pycomm.device.native import Enqueue, Prepared, check_hint, unfit
+from pycomm.device.programs import DeviceProgram, wide_of
 from pycomm.dtypes import Kind, ReduceOp
 from pycomm.errors import ArgumentTypeError, ArgumentValueError
-from pycomm.kernels.cuda import kernels_of
-from pycomm.native_calls import Enqueue, Prepared, check_hint, unfit
+from pycomm.kernels.cuda import MOST_SOURCES, kernels_of
 from pycomm.program import Program
 from pycomm.transports.nccl import NCCLComm
 
@@ -45,8 +45,8 @@ class DeviceChoice:
 class DeviceChoices:
     """The choices of one communicator on its device, each made once."""
 
-    def __init__(self, comm: NCCLComm, choices: Choices, timeout: float, tally: Any) -> None:
-        self._comm, self._choices, self._timeout, self._tally = comm, choices, timeout, tally
+    def __init__(self, comm: NCCLComm, choices: Choices, tally: Any) -> None:
+        self._comm, self._choices, self._tally = comm, choices, tally
         self._known: dict[tuple[object, ...], DeviceChoice] = {}
 
     def choose(self, call: Call, algorithm: Any, *, deterministic: bool) -> DeviceChoice:
@@ -126,6 +126,12 @@ class DeviceChoices:
                 "an average needs their whole sum in 64 bits"
             )
         comm = self._comm
+        once = rounds_once and op is not None and (dtype.kind is Kind.HALF or op is ReduceOp.AVG)
+        if once and comm.size > MOST_SOURCES:
+            raise ArgumentValueError(
+                f"algorithm {name!r} rounds {dtype.name} once, which on devices is for up to "
+                f"{MOST_SOURCES} ranks, not {comm.size}: use 'ring'"
+            )
         root = call.root if collective in ROOTED else -1
         schedule = built_by.schedule(
             comm.rank, comm.size, root, self._choices.groups, self._choices.bandwidths
@@ -137,9 +143,7 @@ class DeviceChoices:
             _SEGMENT,
         )
         kernels = kernels_of(comm.device.ordinal)
-        made = DeviceProgram(
-            program, comm, kernels, dtype, op, rounds_once=rounds_once, timeout=self._timeout
-        )
+        made = DeviceProgram(program, comm, kernels, dtype, op, rounds_once=rounds_once)
         return DeviceChoice(name, why, program=made)
 
     def _encoded(self, call: Call, algorithm: str) -> DeviceChoice:
@@ -151,7 +155,7 @@ class DeviceChoices:
         assert call.wire is not None
         encoded = DeviceEncoded(
             call.collective, self._comm, kernels_of(self._comm.device.ordinal), call.wire, call.op,
-            call.count, self._timeout, self._tally,
+            call.count, self._tally,
         )  # fmt: skip
         why = "asked for" if algorithm != "auto" else "the one with a seat for a codec on devices"
         return DeviceChoice("direct", why, encoded=encoded)

@@ -6,7 +6,7 @@ where it is older than 2.28; bool as uint8; complex numbers as pairs of reals.
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from pycomm.bindings.nccl import nccl
 from pycomm.bindings.nccl_types import coll_config
 from pycomm.call import Call
 from pycomm.deadline import Deadline
+from pycomm.device.together import send_receive
 from pycomm.dtypes import DTYPES, DType, Kind, Op, PremulSum, ReduceOp
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from pycomm.stream_memory import StreamMemory, copy
@@ -21,7 +22,6 @@ from pycomm.transports.nccl import NCCLComm
 
 __all__ = [
     "Enqueue",
-    "Group",
     "Prepared",
     "bind_native",
     "check_hint",
@@ -31,8 +31,8 @@ __all__ = [
     "unfit",
 ]
 
-#: ``enqueue(stream) -> code``: gives work to a stream, and returns what NCCL says.
-Enqueue = Callable[[int], int]
+#: ``enqueue(stream, deadline) -> code``: gives work to a stream, and returns what NCCL says.
+Enqueue = Callable[[int, Deadline], int]
 #: A bare function of NCCL, and prepared arguments: see `Table.bare`.
 Prepared = tuple[Callable[..., int], tuple[Any, ...]]
 
@@ -52,8 +52,6 @@ _AVG_SINCE = (2, 10)
 _CONFIG_SINCE = "2.31"
 
 _BYTE = 1  # ncclUint8
-#: Seconds that NCCL may take to accept a call.
-_ACCEPT = 60.0
 
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _FUNCTIONS = {
@@ -66,19 +64,6 @@ _FUNCTIONS = {
     "gather": "ncclGather",
     "scatter": "ncclScatter",
 }
-
-
-class Group:
-    """Operations that NCCL starts together, between ``ncclGroupStart`` and ``ncclGroupEnd``."""
-
-    def __enter__(self) -> "Group":
-        nccl.check(nccl.ncclGroupStart(), "ncclGroupStart")
-        self.code = 0
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # Also after an error: NCCL would take all that follows for a part of the group.
-        self.code = nccl.ncclGroupEnd()
 
 
 def is_native(collective: str) -> bool:
@@ -133,39 +118,53 @@ def bind_native(
     name = _FUNCTIONS[call.collective]
     if hint is None and not nccl.has(name):
         return _from_messages(call, comm)
-    if hint is not None:
-        ready = _with_hint(call, comm, hint)
-    elif ready is None:
-        ready = prepared(call, comm)
+    if isinstance(call.op, PremulSum):
+        return _with_factor(call, comm, hint)
+    if ready is None:
+        ready = _function(call, hint), _rest(call, comm, None)
+    return _bound(call, comm, ready)
+
+
+def _bound(call: Call, comm: NCCLComm, ready: Prepared) -> Enqueue:
     function, rest = ready
     target = call.target if call.collective == "broadcast" else call.out
     send = [0 if call.x is None else call.x.pointer]
     receive = _pointer(0 if target is None else target.pointer)
 
-    def enqueue(stream: int) -> int:
+    def enqueue(stream: int, deadline: Deadline) -> int:  # noqa: ARG001
         return function(_pointer(send[0]), receive, *rest, _pointer(stream))
 
     return _out_of_place(call, comm, send, enqueue)
 
 
-def prepared(call: Call, comm: NCCLComm) -> Prepared:
-    """Return NCCL's function for a call, and its arguments between the pointers and the stream."""
-    return nccl.bare(_FUNCTIONS[call.collective]), _rest(call, comm)
+def prepared(call: Call, comm: NCCLComm) -> Prepared | None:
+    """Return NCCL's function for a call, and its arguments between the pointers and the stream.
+
+    None for a premultiplied sum, whose operation is made for each call.
+    """
+    if isinstance(call.op, PremulSum):
+        return None
+    return _function(call, None), _rest(call, comm, None)
 
 
-def _rest(call: Call, comm: NCCLComm) -> tuple[Any, ...]:
-    kind, count, op = _numbers(call, comm)
+def _rest(call: Call, comm: NCCLComm, made: int | None) -> tuple[Any, ...]:
+    """Return those arguments; `made` is the operation, if it was made for the call."""
+    kind, count, op = _numbers(call)
     number = ctypes.c_int.from_param
     arguments = [ctypes.c_size_t.from_param(count), number(kind)]
-    if op is not None:
-        arguments.append(number(op))
+    if made is not None or op is not None:
+        arguments.append(number(op if made is None else made))
     if call.root >= 0:
         arguments.append(number(call.root))
     return (*arguments, _pointer(comm.handle))
 
 
-def _with_hint(call: Call, comm: NCCLComm, hint: str) -> Prepared:
-    name = _FUNCTIONS[call.collective] + "Config"
+def _function(call: Call, hint: str | None) -> Callable[..., int]:
+    """Return NCCL's function for a call, bare; with a hint one that passes it on."""
+    name = _FUNCTIONS[call.collective]
+    if hint is None:
+        return cast("Callable[..., int]", nccl.bare(name))
+    name += "Config"
     if not nccl.has(name):
         raise UnsupportedError(
             f"algorithm 'nccl:{hint}' needs {name}, which NCCL has from {_CONFIG_SINCE} on; this "
@@ -178,7 +177,33 @@ def _with_hint(call: Call, comm: NCCLComm, hint: str) -> Prepared:
     def function(*arguments: Any) -> int:
         return int(configured(*arguments, ctypes.byref(settings)))
 
-    return function, _rest(call, comm)
+    return function
+
+
+def _with_factor(call: Call, comm: NCCLComm, hint: str | None) -> Enqueue:
+    """Return what makes the operation of a premultiplied sum for each run, and ends it after that.
+
+    Kept ones would add up, for factors may differ from step to step.
+    """
+    assert isinstance(call.op, PremulSum)
+    function = _function(call, hint)
+    kind = _numbers(call)[0]
+    dtype = call.dtype
+    if dtype.kind is Kind.COMPLEX:
+        dtype = DTYPES[f"float{4 * dtype.itemsize}"]
+    factor = call.op.factor if dtype.kind is Kind.INT else float(call.op.factor.real)
+    scalar = np.array(factor, dtype.numpy).tobytes()
+
+    def give(stream: int, deadline: Deadline) -> int:
+        operation = comm.begin_factor(kind, scalar)
+        try:
+            enqueue = _bound(call, comm, (function, _rest(call, comm, operation)))
+            comm.settle(enqueue(stream, deadline), call.collective, deadline)
+        finally:
+            comm.end_factor(operation)
+        return 0
+
+    return give
 
 
 def _out_of_place(call: Call, comm: NCCLComm, send: list[int], enqueue: Enqueue) -> Enqueue:
@@ -188,13 +213,12 @@ def _out_of_place(call: Call, comm: NCCLComm, send: list[int], enqueue: Enqueue)
     assert call.x is not None
     source, nbytes = call.x.pointer, call.x.nbytes
 
-    def copied(stream: int) -> int:
-        memory = StreamMemory(comm.device)
-        send[0] = memory.take(nbytes, stream)
-        copy(send[0], source, nbytes, stream)
-        # NCCL may take it over later, and memory that is given back before that is gone.
-        comm.settle(enqueue(stream), call.collective, Deadline(_ACCEPT))
-        memory.give_back(stream)
+    def copied(stream: int, deadline: Deadline) -> int:
+        with StreamMemory(comm.device).run(stream) as memory:
+            send[0] = memory.take(nbytes)
+            copy(send[0], source, nbytes, stream)
+            # NCCL may take it over later; memory that is given back before that is gone.
+            comm.settle(enqueue(stream, deadline), call.collective, deadline)
         return 0
 
     return copied
@@ -204,8 +228,8 @@ def _in_place(call: Call) -> bool:
     return call.x is not None and call.out is not None and call.x.pointer == call.out.pointer
 
 
-def _numbers(call: Call, comm: NCCLComm) -> tuple[int, int, int | None]:
-    """Return NCCL's dtype, count and op of a call."""
+def _numbers(call: Call) -> tuple[int, int, int | None]:
+    """Return NCCL's dtype, count and op of a call; no op of a premultiplied sum."""
     dtype, count, op = call.dtype, call.count, call.op
     if call.collective not in _REDUCING or op is None:
         # As bytes: what is only moved may be of a type that NCCL does not know.
@@ -216,10 +240,7 @@ def _numbers(call: Call, comm: NCCLComm) -> tuple[int, int, int | None]:
     if dtype.kind is Kind.COMPLEX:
         dtype, count = DTYPES[f"float{4 * dtype.itemsize}"], 2 * count
     assert dtype.nccl is not None
-    if isinstance(op, PremulSum):
-        scalar = np.array(op.factor, dtype.numpy).tobytes()
-        return dtype.nccl, count, comm.factor(dtype.nccl, scalar)
-    return dtype.nccl, count, _OPS[op]
+    return dtype.nccl, count, None if isinstance(op, PremulSum) else _OPS[op]
 
 
 def _from_messages(call: Call, comm: NCCLComm) -> Enqueue:
@@ -240,16 +261,14 @@ def _from_messages(call: Call, comm: NCCLComm) -> Enqueue:
     receives = [(peer, target + (peer * nbytes if len(peers_in) > 1 else 0)) for peer in peers_in]
     handle = comm.handle
 
-    def enqueue(stream: int) -> int:
-        failed, start = 0, source[0]
-        with Group() as group:
-            for peer, offset in sends:
-                code = nccl.ncclSend(start + offset, nbytes, _BYTE, peer, handle, stream)
-                failed = failed or code
-            for peer, pointer in receives:
-                code = nccl.ncclRecv(pointer, nbytes, _BYTE, peer, handle, stream)
-                failed = failed or code
-        return group.code or failed
+    def enqueue(stream: int, deadline: Deadline) -> int:  # noqa: ARG001
+        start = source[0]
+        return send_receive(
+            [(peer, start + offset, nbytes) for peer, offset in sends],
+            [(peer, pointer, nbytes) for peer, pointer in receives],
+            handle,
+            stream,
+        )
 
     return _out_of_place(call, comm, source, enqueue)
 

@@ -7,12 +7,11 @@ CUDA graph.
 
 from collections.abc import Callable
 
-from pycomm.bindings.nccl import nccl
 from pycomm.call import Call
 from pycomm.deadline import Deadline
+from pycomm.device.together import send_receive
 from pycomm.dtypes import DTYPES, DType, Kind, Op, PremulSum, ReduceOp
-from pycomm.kernels.cuda import Kernels
-from pycomm.native_calls import Group
+from pycomm.kernels.cuda import MOST_SOURCES, Kernels
 from pycomm.program import BoundRound, Copy, Piece, Program
 from pycomm.stream_memory import StreamMemory, copy
 from pycomm.transports.nccl import NCCLComm
@@ -20,28 +19,21 @@ from pycomm.transports.nccl import NCCLComm
 __all__ = ["DeviceProgram", "Exchange", "wide_of"]
 
 _SUM, _AVG = ReduceOp.SUM, ReduceOp.AVG
-_BYTE = 1  # ncclUint8
 
 
 class Exchange:
-    """Rounds of messages between the ranks of a communicator."""
+    """Rounds of messages between the ranks of a communicator, of one run."""
 
-    def __init__(self, comm: NCCLComm, timeout: float) -> None:
-        self._comm, self._timeout = comm, timeout
+    def __init__(self, comm: NCCLComm, stream: int, deadline: Deadline) -> None:
+        self._comm, self._stream, self._deadline = comm, stream, deadline
 
     def __call__(
-        self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]], stream: int
+        self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]
     ) -> None:
-        """Give one round to a stream; each message is (peer, address, bytes)."""
-        if not sends and not receives:
-            return
-        failed, handle = 0, self._comm.handle
-        with Group() as group:
-            for peer, pointer, nbytes in sends:
-                failed = failed or nccl.ncclSend(pointer, nbytes, _BYTE, peer, handle, stream)
-            for peer, pointer, nbytes in receives:
-                failed = failed or nccl.ncclRecv(pointer, nbytes, _BYTE, peer, handle, stream)
-        self._comm.settle(failed or group.code, "ncclGroupEnd", Deadline(self._timeout))
+        """Give one round to the stream; each message is (peer, address, bytes)."""
+        if sends or receives:
+            code = send_receive(sends, receives, self._comm.handle, self._stream)
+            self._comm.settle(code, "ncclGroupEnd", self._deadline)
 
 
 class DeviceProgram:
@@ -63,8 +55,6 @@ class DeviceProgram:
         The caller's.
     rounds_once : bool
         Whether all contributions meet in one reduction.
-    timeout : float
-        Seconds that NCCL may take to accept a message.
     """
 
     def __init__(
@@ -76,13 +66,11 @@ class DeviceProgram:
         op: Op | None,
         *,
         rounds_once: bool,
-        timeout: float,
     ) -> None:
         self.program = program
         self._comm, self._kernels = comm, kernels
         self._given, self._dtype = dtype, wide_of(dtype, op, rounds_once=rounds_once)
         self._op = op
-        self._exchange = Exchange(comm, timeout)
         size = comm.size
         power = 1 << (size - 1).bit_length()
         self._before: complex | None = None
@@ -100,8 +88,12 @@ class DeviceProgram:
             else:
                 self._before, self._after = 1 / power, power / size
 
-    def enqueue(self, call: Call, stream: int, memory: StreamMemory) -> None:
+    def enqueue(self, call: Call, stream: int, memory: StreamMemory, deadline: Deadline) -> None:
         """Give one run to a stream; the device's context is the current one."""
+        with memory.run(stream):
+            self._enqueue(call, stream, memory, Exchange(self._comm, stream, deadline))
+
+    def _enqueue(self, call: Call, stream: int, memory: StreamMemory, exchange: Exchange) -> None:
         dtype, item = self._dtype, self._dtype.itemsize
         x = 0 if call.x is None else call.x.pointer
         out = 0 if call.out is None else call.out.pointer
@@ -110,34 +102,33 @@ class DeviceProgram:
         given, final = x, out
         if dtype is not self._given:
             if elements:
-                x = memory.take(elements * item, stream)
+                x = memory.take(elements * item)
                 self._kernels.decode("fp16", given, x, elements, stream, shift=None)
             if written:
-                out = x if given == final else memory.take(written * item, stream)
+                out = x if given == final else memory.take(written * item)
         if call.collective == "all_to_all" and call.in_place:
-            moved = memory.take(elements * item, stream)
+            moved = memory.take(elements * item)
             copy(moved, x, elements * item, stream)
             x = moved
         if self._before is not None and elements:
-            product = memory.take(elements * item, stream)
+            product = memory.take(elements * item)
             self._kernels.scale(x, product, dtype, self._before, elements, stream)
             x = product
-        work = memory.take(self.program.work * item, stream) if self.program.work else 0
-        stage = memory.take(self._stage() * item, stream) if self._stage() else 0
-        self._run((x, out, work, stage), stream)
+        work = memory.take(self.program.work * item) if self.program.work else 0
+        stage = memory.take(self._stage() * item) if self._stage() else 0
+        self._run((x, out, work, stage), stream, exchange, memory)
         if out and self._divisor is not None and self._divisor != 1:
             self._kernels.divide(out, dtype, self._divisor, written, stream)
         if out and self._after is not None and self._after != 1:
             self._kernels.scale(out, out, dtype, self._after, written, stream)
         if dtype is not self._given and out:
-            tally = memory.take(16, stream)
+            tally = memory.take(16)
             self._kernels.encode(
                 "fp16", out, final, written, stream,
                 shift=None, saturate=False, peaks=0, tally=tally, residual=0,
             )  # fmt: skip
         if call.collective == "broadcast" and call.target is not None:
             copy(call.target.pointer, given, call.target.nbytes, stream)
-        memory.give_back(stream)
 
     def _stage(self) -> int:
         """Return the elements of scratch of a round, all segments bound."""
@@ -145,7 +136,13 @@ class DeviceProgram:
             self.program.rounds(segment)
         return self.program.stage
 
-    def _run(self, memories: tuple[int, int, int, int], stream: int) -> None:
+    def _run(
+        self,
+        memories: tuple[int, int, int, int],
+        stream: int,
+        exchange: Exchange,
+        memory: StreamMemory,
+    ) -> None:
         item = self._dtype.itemsize
 
         def at(piece: Piece) -> int:
@@ -159,19 +156,24 @@ class DeviceProgram:
         for segment in range(self.program.segments):
             for bound in self.program.rounds(segment):
                 copy_all(bound.packs)
-                self._exchange(
-                    _messages(bound.sends, memories), _messages(bound.recvs, memories), stream
-                )
-                self._reduce(bound, at, stream)
+                exchange(_messages(bound.sends, memories), _messages(bound.recvs, memories))
+                self._reduce(bound, at, stream, memory)
                 copy_all(bound.unpacks)
 
-    def _reduce(self, bound: BoundRound, at: Callable[[Piece], int], stream: int) -> None:
+    def _reduce(
+        self, bound: BoundRound, at: Callable[[Piece], int], stream: int, memory: StreamMemory
+    ) -> None:
         for sources, target in bound.reductions:
             assert self._combine is not None
-            self._kernels.reduce(
-                [at(source) for source in sources], at(target), self._dtype, self._combine,
-                target.stop - target.start, stream,
-            )  # fmt: skip
+            count, places = target.stop - target.start, [at(source) for source in sources]
+            written = at(target)
+            if written in places[MOST_SOURCES:]:
+                # Sums of more than one kernel are kept in the target, before it is read there.
+                nbytes = count * self._dtype.itemsize
+                place = memory.take(nbytes)
+                copy(place, written, nbytes, stream)
+                places[places.index(written)] = place
+            self._kernels.reduce(places, written, self._dtype, self._combine, count, stream)
 
 
 def wide_of(dtype: DType, op: Op | None, *, rounds_once: bool) -> DType:

@@ -19,23 +19,24 @@ from pycomm.bindings.cuda import cuda
 from pycomm.bindings.nccl import nccl
 from pycomm.call import Call
 from pycomm.deadline import Deadline
+from pycomm.device.native import bind_native, is_native, unfit
+from pycomm.device.together import send_receive
 from pycomm.device_buffers import DeviceArray, DeviceBuffer, allocate
 from pycomm.devices import Device
 from pycomm.dtypes import DTYPES, DType, Op
 from pycomm.errors import ArgumentValueError, CommError
-from pycomm.native_calls import Group, bind_native, is_native, unfit
 from pycomm.streams import Event, Stream
 from pycomm.transports.base import Array, Native, Pending, Tested, await_transport
 from pycomm.transports.nccl import Making, NCCLComm, unique_id
 
 __all__ = ["StagedTransport"]
 
-_BYTE, _UINT8 = 1, DTYPES["uint8"]
+_UINT8 = DTYPES["uint8"]
 _SMALLEST = 1 << 12
 _ALIGNMENT = 256
 _QUICK_LOOKS = 200
 _PAUSE = 5e-5  # seconds between looks
-#: Seconds that NCCL may take to accept a message.
+#: Seconds that NCCL may take to accept a message, at most.
 _ACCEPT = 60.0
 
 
@@ -65,11 +66,15 @@ class _Staged:
         error = comm.look()
         if error is not None:  # the stream went on, but without the data
             raise error
+        # On the own stream, which returns once the data is there: the legacy default stream would
+        # wait for whatever the caller has given to others.
+        stream = self._transport.stream
         with comm.device.entered():
             for array, address in self._back:
                 if array.nbytes:
-                    code = cuda.cuMemcpyDtoH_v2(array.ctypes.data, address, array.nbytes)
-                    cuda.check(code, "cuMemcpyDtoH")
+                    place = array.ctypes.data
+                    code = cuda.cuMemcpyDtoHAsync_v2(place, address, array.nbytes, stream)
+                    cuda.check(code, "cuMemcpyDtoHAsync")
         self._back = self._held = None
         self._transport.give(self._block)
         return True
@@ -119,7 +124,7 @@ class _Split:
             return False
         assert self._making.comm is not None
         hosts = tuple(parent.hosts[rank] for rank in ranks)
-        self.transport = StagedTransport(self._making.comm, hosts)
+        self.transport = StagedTransport(self._making.comm, hosts, parent.accept)
         return True
 
     def abandon(self) -> None:
@@ -135,18 +140,22 @@ class StagedTransport:
     ----------
     comm : NCCLComm
         The ranks. It belongs to the device side of the communicator, which ends it.
+    stream : int
+        The stream that everything goes to.
     """
 
     crowded = False
     shares_memory = False
     tag_limit = 1 << 15
 
-    def __init__(self, comm: NCCLComm, hosts: tuple[int, ...]) -> None:
+    def __init__(self, comm: NCCLComm, hosts: tuple[int, ...], timeout: float) -> None:
         self.comm = comm
         self.rank, self.size, self.hosts = comm.rank, comm.size, hosts
         self.library = f"NCCL {nccl.library.version}"
         self.bytes_sent = 0
-        self._stream = Stream(comm.device)
+        self._own = Stream(comm.device)
+        self.stream = self._own.handle
+        self.accept = min(timeout, _ACCEPT)
         self._free: dict[int, list[DeviceArray]] = {}
         self._waiting: list[tuple[_Message, int, Array, bool]] = []
 
@@ -156,7 +165,7 @@ class StagedTransport:
     ) -> "StagedTransport":
         """Meet the other ranks; collective. See `NCCLComm.create`."""
         comm = NCCLComm.create(token, rank, size, device, deadline, name)
-        transport = cls(comm, tuple(range(size)))
+        transport = cls(comm, tuple(range(size)), deadline.timeout)
         try:
             own = np.array([_host_key()], np.uint64).view(np.uint8)
             table = np.empty(8 * size, np.uint8)
@@ -189,9 +198,7 @@ class StagedTransport:
 
     def _copy_in(self, address: int, array: Array) -> None:
         if array.nbytes:
-            code = cuda.cuMemcpyHtoDAsync_v2(
-                address, array.ctypes.data, array.nbytes, self._stream.handle
-            )
+            code = cuda.cuMemcpyHtoDAsync_v2(address, array.ctypes.data, array.nbytes, self.stream)
             cuda.check(code, "cuMemcpyHtoDAsync")
 
     # ---------------------------------------------------------------------------- messages
@@ -214,20 +221,18 @@ class StagedTransport:
         # NCCL sends nothing for nothing, and a message without bytes still has to arrive.
         sizes = [max(data.size, 1) for _, data in (*sends, *recvs)]
         block, places = self._take(sizes)
-        comm, stream = self.comm, self._stream.handle
-        failed = 0
+        comm, stream = self.comm, self.stream
+        messages = [
+            (peer, place, size)
+            for (peer, _), place, size in zip((*sends, *recvs), places, sizes, strict=True)
+        ]
         with comm.inside():
             for (_, data), place in zip(sends, places, strict=False):
                 self._copy_in(place, data)
-            with Group() as group:
-                for number, ((peer, _), place) in enumerate(
-                    zip((*sends, *recvs), places, strict=True)
-                ):
-                    function = nccl.ncclSend if number < len(sends) else nccl.ncclRecv
-                    code = function(place, sizes[number], _BYTE, peer, comm.handle, stream)
-                    failed = failed or code
-            comm.settle(failed or group.code, "ncclGroupEnd", Deadline(_ACCEPT))
-            event = self._stream.record()
+            number = len(sends)
+            code = send_receive(messages[:number], messages[number:], comm.handle, stream)
+            comm.settle(code, "ncclGroupEnd", Deadline(self.accept))
+            event = self._own.record()
         back = [(data, place) for (_, data), place in zip(recvs, places[len(sends) :], strict=True)]
         return _Staged(self, event, block, back, (sends, recvs))
 
@@ -288,7 +293,7 @@ class StagedTransport:
     ) -> _Staged:
         """Start a collective on buffers of host arrays, None where this rank has none."""
         self.flush()
-        comm, stream = self.comm, self._stream.handle
+        comm, stream = self.comm, self.stream
         given = [one for one in (x, out) if one is not None]
         block, places = self._take([one.nbytes for one in given])
         placed = dict(zip(map(id, given), places, strict=True))
@@ -307,9 +312,9 @@ class StagedTransport:
         with comm.inside():
             if x is not None:
                 self._copy_in(placed[id(x)], x.octets)
-            code = bind_native(call, comm)(stream)
-            comm.settle(code, collective, Deadline(_ACCEPT))
-            event = self._stream.record()
+            deadline = Deadline(self.accept)
+            comm.settle(bind_native(call, comm)(stream, deadline), collective, deadline)
+            event = self._own.record()
         written = x if collective == "broadcast" and comm.rank != root else out
         back = [] if written is None else [(written.octets, placed[id(written)])]
         return _Staged(self, event, block, back, (x, out))
@@ -349,7 +354,8 @@ class StagedTransport:
             making = self.comm.shrink(exclude, rank, len(left), name)
         else:  # which NCCL refuses to call shrinking
             making = self.comm.split(0, rank, rank, len(left), name)
-        return StagedTransport(making.wait(deadline), tuple(self.hosts[rank] for rank in left))
+        hosts = tuple(self.hosts[rank] for rank in left)
+        return StagedTransport(making.wait(deadline), hosts, self.accept)
 
     def close(self) -> None:
         """Free what is here; the communicator has been closed before."""

@@ -125,6 +125,7 @@ class Watch:
             mark.moment = time.monotonic() + timeout
             self.current = mark
             self._marks.append(mark)
+            _in_flight.add(self)
         return mark
 
     def stop(self) -> None:
@@ -132,6 +133,7 @@ class Watch:
         with self._looking:
             self._stopped = True
         _watches.discard(self)
+        _in_flight.discard(self)
 
     def look(self) -> None:
         """Look whether all is well; called by the watching thread."""
@@ -162,6 +164,10 @@ class Watch:
             mark.done = True
             mark.keep = {}
             self._free.append(mark)
+        if not self._marks:
+            _in_flight.discard(self)
+            if self._marks:  # given in between
+                _in_flight.add(self)
         code = comm.state()
         if code not in _FINE and comm.error is None:
             comm.fail(self._broken(code))
@@ -191,6 +197,8 @@ class Watch:
 
 
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
+# What is under way is watched also when nobody holds its communicator any more.
+_in_flight: set[Watch] = set()
 _lock = threading.Lock()
 _thread: threading.Thread | None = None
 _stop = threading.Event()

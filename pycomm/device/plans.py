@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from pycomm.algorithms.schedule import Schedule, data_count
 from pycomm.bindings.nccl import nccl
 from pycomm.deadline import as_timeout
+from pycomm.device.choice import Bound
+from pycomm.device.quick import Launcher
 from pycomm.device_buffers import DeviceArray, allocate
-from pycomm.device_choice import Bound
-from pycomm.device_quick import Launcher
 from pycomm.dtypes import DTYPES
 from pycomm.stream_memory import FixedMemory, StreamMemory
 from pycomm.streams import PER_THREAD
@@ -21,7 +21,7 @@ __all__ = ["DevicePlan"]
 
 
 class Starter(Protocol):
-    """What gives bound calls to streams: `pycomm.device.DeviceSide`."""
+    """What gives bound calls to streams: `pycomm.device.side.DeviceSide`."""
 
     comm: NCCLComm | None
     launcher: Launcher | None
@@ -50,9 +50,9 @@ class DevicePlan:
     ) -> None:
         self._side, self._bound, self._asked = side, bound, algorithm
         self._timeout, self._stream = timeout, stream
-        comm = side.comm
-        assert comm is not None
-        device = comm.device
+        assert side.comm is not None
+        self._comm = side.comm
+        device = side.comm.device
 
         def block(nbytes: int) -> DeviceArray:
             return allocate(device, (nbytes,), DTYPES["uint8"])
@@ -141,15 +141,12 @@ class DevicePlan:
             return choice.encoded.bytes_sent
         if choice.program is None:
             return None
-        program, call, comm = choice.program.program, self._bound.call, self._side.comm
-        assert comm is not None
-        count = data_count(call.collective, call.count, comm.size)
+        program, call = choice.program.program, self._bound.call
+        count = data_count(call.collective, call.count, self._comm.size)
         return program.schedule.elements_sent(count) * program.itemsize
 
     def __str__(self) -> str:
-        call, choice, comm = self._bound.call, self._bound.choice, self._side.comm
-        if comm is None:
-            return repr(self)
+        call, choice, comm = self._bound.call, self._bound.choice, self._comm
         op = "" if call.op is None else f", {call.asked or call.op}"
         count = data_count(call.collective, call.count, comm.size)
         nbytes = format_bytes(count * call.dtype.itemsize)

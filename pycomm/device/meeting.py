@@ -28,6 +28,7 @@ def meet(
     gather: Gather,
     label: str,
     deadline: Deadline,
+    use: Callable[[NCCLComm], None],
 ) -> NCCLComm:
     """Make a NCCL communicator with all ranks; collective.
 
@@ -43,6 +44,8 @@ def meet(
         What the communicator is called.
     deadline : Deadline
         Until when all have to come.
+    use : callable
+        Gets the communicator, and prepares what it takes to work with it.
 
     Raises
     ------
@@ -77,6 +80,7 @@ def meet(
         assert making is not None
         try:
             comm = making.wait(deadline)
+            use(comm)
         except Exception as error:
             failure = error
         _agree(failure, None, rank, gather, deadline.left + _SLACK)

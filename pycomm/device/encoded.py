@@ -12,8 +12,9 @@ from pycomm.algorithms.compression import Cast, Codec, ErrorFeedback
 from pycomm.algorithms.compression.codec import name_of
 from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
+from pycomm.deadline import Deadline
+from pycomm.device.programs import Exchange
 from pycomm.device_buffers import DeviceArray, allocate
-from pycomm.device_programs import Exchange
 from pycomm.devices import Device
 from pycomm.dtypes import DTYPES, Op, ReduceOp
 from pycomm.errors import ArgumentTypeError
@@ -44,8 +45,6 @@ class DeviceEncoded:
         Sum or average.
     count : int
         Elements of the smaller side.
-    timeout : float
-        Seconds that NCCL may take to accept a message.
     tally : DeviceArray
         Two uint64: values that were too large, and errors that were dropped.
 
@@ -65,7 +64,6 @@ class DeviceEncoded:
         codec: Codec,
         op: Op | None,
         count: int,
-        timeout: float,
         tally: DeviceArray,
     ) -> None:
         if type(codec) is not Cast:
@@ -79,7 +77,7 @@ class DeviceEncoded:
             )
         self._comm, self._kernels, self._codec = comm, kernels, codec
         self._collective, self._count = collective, count
-        self._exchange, self._tally = Exchange(comm, timeout), tally
+        self._tally = tally
         self._shift = codec.block.bit_length() - 1 if codec.block else None
         self._divisor, self._after = 1, 1
         rank, size = comm.rank, comm.size
@@ -107,15 +105,15 @@ class DeviceEncoded:
             self.bytes_sent = (size - 1) * codec.encoded_size(count)
             self.plain_bytes = (size - 1) * _ITEM * count
 
-    def enqueue(self, call: Call, stream: int, memory: StreamMemory) -> None:
+    def enqueue(self, call: Call, stream: int, memory: StreamMemory, deadline: Deadline) -> None:
         """Give one run to a stream; the device's context is the current one."""
         assert call.x is not None
         assert call.out is not None
         residuals = self._residuals(call)
         x, out = call.x.pointer, call.out.pointer
         step = getattr(self, f"_{self._collective}")
-        step(x, out, residuals, memory, stream)
-        memory.give_back(stream)
+        with memory.run(stream):
+            step(x, out, residuals, memory, stream, Exchange(self._comm, stream, deadline))
 
     def _residuals(self, call: Call) -> tuple[int, ...]:
         """Return the addresses of the residuals of a call; zeros without error feedback."""
@@ -136,7 +134,7 @@ class DeviceEncoded:
         codec, shift = self._codec, self._shift
         peaks = 0
         if shift is not None and count:
-            peaks = memory.take(4 * (-(-count >> shift)), stream)
+            peaks = memory.take(4 * (-(-count >> shift)))
         assert codec.saturate is not None
         self._kernels.encode(
             codec.format, source, target, count, stream,
@@ -144,10 +142,10 @@ class DeviceEncoded:
             residual=residual,
         )  # fmt: skip
 
-    def _pieces(self, sizes: list[int], memory: StreamMemory, stream: int) -> list[int]:
+    def _pieces(self, sizes: list[int], memory: StreamMemory) -> list[int]:
         """Return the addresses of aligned pieces of one block of scratch."""
         room = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
-        at = memory.take(sum(room), stream)
+        at = memory.take(sum(room))
         starts = []
         for size in room:
             starts.append(at)
@@ -155,36 +153,40 @@ class DeviceEncoded:
         return starts
 
     def _all_reduce(
-        self, x: int, out: int, residuals: tuple[int, ...], memory: StreamMemory, stream: int
+        self,
+        x: int,
+        out: int,
+        residuals: tuple[int, ...],
+        memory: StreamMemory,
+        stream: int,
+        exchange: Exchange,
     ) -> None:
         size_of, rank, size = self._codec.encoded_size, self._comm.rank, self._comm.size
         lengths = [stop - start for start, stop in self._bounds]
         starts = [start for start, _ in self._bounds]
         own = lengths[rank]
         sizes = [size_of(length) for length in lengths]
-        gone = self._pieces(sizes, memory, stream)
-        come = self._pieces([sizes[rank]] * size, memory, stream)
+        gone = self._pieces(sizes, memory)
+        come = self._pieces([sizes[rank]] * size, memory)
         peers = [peer for peer in range(size) if peer != rank]
         kept, kept_own = residuals
         for peer in peers:
             at = starts[peer] * _ITEM
             self._encode(x + at, gone[peer], lengths[peer], kept and kept + at, memory, stream)
-        self._exchange(
+        exchange(
             [(peer, gone[peer], sizes[peer]) for peer in peers if lengths[peer]],
             [(peer, come[peer], sizes[rank]) for peer in peers if own],
-            stream,
         )
-        (total,) = self._pieces([own * _ITEM], memory, stream)
+        (total,) = self._pieces([own * _ITEM], memory)
         self._kernels.add_up(
             self._codec.format, come, rank, x + starts[rank] * _ITEM, total, self._divisor, own,
             stream, shift=self._shift,
         )  # fmt: skip
         self._encode(total, gone[rank], own, kept_own, memory, stream)
-        result = self._pieces(sizes, memory, stream)
-        self._exchange(
+        result = self._pieces(sizes, memory)
+        exchange(
             [(peer, gone[rank], sizes[rank]) for peer in peers if own],
             [(peer, result[peer], sizes[peer]) for peer in peers if lengths[peer]],
-            stream,
         )
         result[rank] = gone[rank]
         for peer in range(size):
@@ -197,22 +199,27 @@ class DeviceEncoded:
             self._kernels.scale(out, out, row, float(self._after), sum(lengths), stream)
 
     def _reduce_scatter(
-        self, x: int, out: int, residuals: tuple[int, ...], memory: StreamMemory, stream: int
+        self,
+        x: int,
+        out: int,
+        residuals: tuple[int, ...],
+        memory: StreamMemory,
+        stream: int,
+        exchange: Exchange,
     ) -> None:
         rank, size, count = self._comm.rank, self._comm.size, self._count
         encoded = self._codec.encoded_size(count)
-        gone = self._pieces([encoded] * size, memory, stream)
-        come = self._pieces([encoded] * size, memory, stream)
+        gone = self._pieces([encoded] * size, memory)
+        come = self._pieces([encoded] * size, memory)
         peers = [peer for peer in range(size) if peer != rank]
         kept = residuals[0]
         for slot, peer in enumerate(peers):
             at = kept and kept + slot * count * _ITEM
             self._encode(x + peer * count * _ITEM, gone[peer], count, at, memory, stream)
         if count:
-            self._exchange(
+            exchange(
                 [(peer, gone[peer], encoded) for peer in peers],
                 [(peer, come[peer], encoded) for peer in peers],
-                stream,
             )
         self._kernels.add_up(
             self._codec.format, come, rank, x + rank * count * _ITEM, out, self._divisor, count,
@@ -220,18 +227,23 @@ class DeviceEncoded:
         )  # fmt: skip
 
     def _all_gather(
-        self, x: int, out: int, residuals: tuple[int, ...], memory: StreamMemory, stream: int
+        self,
+        x: int,
+        out: int,
+        residuals: tuple[int, ...],
+        memory: StreamMemory,
+        stream: int,
+        exchange: Exchange,
     ) -> None:
         rank, size, count = self._comm.rank, self._comm.size, self._count
         encoded = self._codec.encoded_size(count)
-        codes = self._pieces([encoded] * size, memory, stream)
+        codes = self._pieces([encoded] * size, memory)
         peers = [peer for peer in range(size) if peer != rank]
         self._encode(x, codes[rank], count, residuals[0], memory, stream)
         if count:
-            self._exchange(
+            exchange(
                 [(peer, codes[rank], encoded) for peer in peers],
                 [(peer, codes[peer], encoded) for peer in peers],
-                stream,
             )
         for peer in range(size):
             self._kernels.decode(

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, Protocol
 from pycomm import dlpack
 from pycomm.bindings.cuda import cuda
 from pycomm.bindings.cuda_types import CUpointer_attribute
+from pycomm.device.choice import Bound
+from pycomm.device.together import opened
+from pycomm.device.watchdog import Watch
 from pycomm.device_buffers import DeviceArray
-from pycomm.device_choice import Bound
 from pycomm.engine import Engine
 from pycomm.errors import CommError
 from pycomm.streams import LEGACY, PER_THREAD, as_stream, capturing, current_stream, order
 from pycomm.transports.nccl import NCCLComm
-from pycomm.watchdog import Watch
 
 __all__ = ["Launcher", "Quick", "launcher"]
 
@@ -33,10 +34,7 @@ _pointer = ctypes.c_void_p.from_param
 
 
 class Failing(Protocol):
-    """What puts an unusual answer right, or fails: `pycomm.device.DeviceSide`."""
-
-    #: What was given to an open group; None without one.
-    grouped: list[Any] | None
+    """What puts an unusual answer right, or fails: `pycomm.device.side.DeviceSide`."""
 
     def unusual(
         self,
@@ -62,7 +60,9 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
     get, push, pop = map(
         cuda.bare, ("cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2")
     )
-    record = cuda.bare("cuEventRecord")
+    record, ask = map(cuda.bare, ("cuEventRecord", "cuStreamIsCapturing"))
+    status = ctypes.c_int()
+    told = ctypes.byref(status)
 
     def launch(
         function: Callable[..., int],
@@ -88,18 +88,17 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
         keep : tuple
             What must live until it is done.
         """
-        if (
-            engine.owner is not None
-            or engine.state != "open"
-            or engine.check
-            or side.grouped is not None
-        ):
+        if engine.owner is not None or engine.state != "open" or engine.check or opened:
             return False
         engine.owner = comm.thread = get_ident()
         try:
             comm.busy += 1  # before the look at what it has failed with, see NCCLComm
             if comm.error is not None or not comm.handle:
                 return False
+            if handle > LEGACY:
+                ask(stream, told)
+                if status.value:  # it is captured: nothing to watch, and no mark to move
+                    return False
             mark = watch.current
             if mark is None or mark.stream != handle or mark.done or mark.timeout != timeout:
                 mark = watch.mark(handle, operation, engine.sequence, timeout)
@@ -174,14 +173,15 @@ class Quick:
         said = _said(x, self._number)
         if said is None or said[2] == PER_THREAD:
             return False
-        facts, source, handle, ours, _ = said
+        facts, source, handle, ours, held = said
         key: tuple[Any, ...] = (known[0], known[3:], facts)
         target, theirs = source, ours
         if out is not None and out is not x:
             other = _said(out, self._number)
             if other is None or other[2] != handle:
                 return False
-            _, target, _, theirs, _ = other
+            _, target, _, theirs, also = other
+            held = (held, also) if held is not None or also is not None else None
             key = (*key, other[0])
         try:
             recipe = self._recipes.get(key)
@@ -199,14 +199,17 @@ class Quick:
                 return False
             if target < source + recipe.read and source < target + recipe.written:
                 return False  # the long way says which overlaps are fine
-        keep: tuple[Any, ...] = ()
+        elif out is not None and out is not x and known[0] != "all_reduce":
+            return False  # the same address, and not the same array
+        # Of memory that came by DLPack nobody knows in which order it is freed.
+        keep: tuple[Any, ...] = () if held is None else (x, out, held)
         if stream is not None:
             chosen = self._ordered(handle, stream)
             if chosen is None:
                 return False
             if chosen != handle:
                 # Their owners free memory in the order of their own stream, which may be ahead.
-                handle, keep = chosen, (x, out)
+                handle, keep = chosen, (x, out, held)
         ready = self._streams.get(handle)
         if ready is None:
             ready = self._streams[handle] = _pointer(handle)
