@@ -6,6 +6,7 @@ rank returns, or what it raised, goes to a file that the test reads.
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -171,6 +172,89 @@ def async_error(rank: int, size: int, folder: Path) -> Any:
     comm.abort()
     with meet(folder, rank, size, "second") as fresh:
         return error, works(fresh)
+
+
+def stuck(comm: Communicator) -> Any:
+    """Make a call that no peer joins; the array and its work."""
+    x = ones(comm)
+    return x, comm.all_reduce(x, async_op=True)
+
+
+def collected(rank: int, size: int, folder: Path) -> Any:
+    """The collector frees device memory while a deadline has to be watched."""
+    comm = meet(folder, rank, size, timeout=DEADLINE)
+    works(comm)
+    if rank == size - 1:
+        time.sleep(DEADLINE + 3)
+        return None
+    gc.disable()
+    cycle = [ones(comm)]
+    cycle.append(cycle)
+    _, work = stuck(comm)
+    del cycle
+    gc.set_threshold(1, 1, 1)
+    gc.enable()
+    return caught(work.wait, timeout=DEADLINE + 3)
+
+
+def dropped(rank: int, size: int, folder: Path) -> Any:
+    """A communicator is dropped with something stuck, and then collected."""
+    comm = meet(folder, rank, size, timeout=DEADLINE)
+    works(comm)
+    if rank == size - 1:
+        time.sleep(DEADLINE + 3)
+        return None
+    begin = time.monotonic()
+    comm.all_reduce(ones(comm))
+    del comm
+    gc.collect()
+    seconds = time.monotonic() - begin
+    x = allocate(get_device(rank), (10,), DTYPES["float32"])
+    x.fill(1)  # on the default stream, which goes on once the call has been given up
+    return seconds, time.monotonic() - begin
+
+
+def shrunk_in_flight(rank: int, size: int, folder: Path) -> Any:
+    """Works of a communicator that is shrunk have failed."""
+    comm = meet(folder, rank, size, timeout=10)
+    works(comm)
+    if rank == size - 1:
+        time.sleep(2)
+        os._exit(0)
+    _, work = stuck(comm)
+    smaller = comm.shrink([size - 1])
+    total = works(smaller)
+    comm.abort()
+    return caught(work.wait), total
+
+
+def grouped_hosts(rank: int, size: int, folder: Path) -> Any:
+    """Host arrays that go by NCCL cannot be part of a group."""
+    with meet(folder, rank, size) as comm:
+        works(comm)
+        x = np.full(10, rank + 1.0)
+        with comm.group():
+            error = caught(comm.all_reduce, x)
+            messages = caught(comm.send_recv, x, np.empty(10), dest=rank, source=rank)
+        comm.all_reduce(x)
+        return error, messages, float(x[0])
+
+
+def busy_default_stream(rank: int, size: int, folder: Path) -> Any:
+    """What waits on the default stream of a device holds up no host array."""
+    first = meet(folder, rank, size, timeout=6)
+    second = meet(folder, rank, size, "second", timeout=20)
+    works(first)
+    works(second)
+    if rank != size - 1:
+        first.all_reduce(ones(first))
+    begin = time.monotonic()
+    second.all_reduce(np.ones(10))
+    seconds = time.monotonic() - begin
+    second.barrier()
+    first.abort()
+    second.close()
+    return seconds
 
 
 def slow_end(rank: int, size: int, folder: Path) -> Any:

@@ -119,6 +119,35 @@ def test_an_error_that_nccl_reports(tmp_path: Path) -> None:
         assert total == 2
 
 
+def test_the_collector_does_not_disarm_the_deadline(tmp_path: Path) -> None:
+    error, _ = job(tmp_path, "collected", 2)
+    assert "NCCLTimeoutError" in error["kinds"], error
+
+
+def test_a_communicator_is_dropped_with_something_stuck(tmp_path: Path) -> None:
+    (collected, freed), _ = job(tmp_path, "dropped", 2)
+    assert collected < 2
+    assert freed < 6
+
+
+def test_works_of_a_shrunk_communicator_have_failed(tmp_path: Path) -> None:
+    for error, total in job(tmp_path, "shrunk_in_flight", 3, silent=(2,))[:2]:
+        assert "CommError" in error["kinds"]
+        assert "shrunk" in error["text"]
+        assert total == 2
+
+
+def test_host_arrays_are_no_part_of_a_group(tmp_path: Path) -> None:
+    for error, messages, total in job(tmp_path, "grouped_hosts", 2):
+        assert "ArgumentValueError" in error["kinds"]
+        assert "ArgumentValueError" in messages["kinds"]
+        assert total == 3
+
+
+def test_host_arrays_do_not_wait_for_the_default_stream(tmp_path: Path) -> None:
+    assert max(job(tmp_path, "busy_default_stream", 2)) < 4
+
+
 def test_the_end_is_bounded(tmp_path: Path) -> None:
     for error, seconds in job(tmp_path, "slow_end", 2):
         assert "NCCLTimeoutError" in error["kinds"]
