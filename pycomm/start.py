@@ -110,7 +110,7 @@ def get_unique_id() -> bytes:
     NCCLError
         If NCCL cannot make one: without a network interface, for instance.
     """
-    from pycomm.transports.nccl import unique_id
+    from pycomm.transports.joining import unique_id
 
     return unique_id()
 

@@ -255,7 +255,7 @@ def _nccl4py(x: Any, rows: dict[str, tuple[str, Any]]) -> str:
 def _rows(comm: pycomm.Communicator) -> tuple[dict[str, tuple[str, Any]], str]:
     """Return what is measured, (statement, names) by title, and what was said about nccl4py."""
     from pycomm.bindings.nccl import nccl
-    from pycomm.device_buffers import allocate
+    from pycomm.device_arrays import allocate
     from pycomm.devices import get_device
     from pycomm.streams import Stream
 

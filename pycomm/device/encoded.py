@@ -14,7 +14,7 @@ from pycomm.algorithms.schedule import spans
 from pycomm.call import Call
 from pycomm.deadline import Deadline
 from pycomm.device.programs import Exchange
-from pycomm.device_buffers import DeviceArray, allocate
+from pycomm.device_arrays import DeviceArray, allocate
 from pycomm.devices import Device
 from pycomm.dtypes import DTYPES, Op, ReduceOp
 from pycomm.errors import ArgumentTypeError

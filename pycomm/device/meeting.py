@@ -8,7 +8,8 @@ from pycomm.bindings.nccl import nccl
 from pycomm.deadline import Deadline
 from pycomm.devices import Device
 from pycomm.errors import CommError, MismatchError, describe
-from pycomm.transports.nccl import Making, NCCLComm, unique_id
+from pycomm.transports.joining import Making, begin, unique_id
+from pycomm.transports.nccl import NCCLComm
 
 __all__ = ["Gather", "meet"]
 
@@ -73,7 +74,7 @@ def meet(
     try:
         # Twice: a rank where it does not even begin would let the others wait for their deadlines.
         try:
-            making = NCCLComm.begin(token, rank, size, device, label)
+            making = begin(token, rank, size, device, label)
         except Exception as error:
             failure = error
         _agree(failure, None, rank, gather, deadline.timeout)

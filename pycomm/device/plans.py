@@ -10,7 +10,7 @@ from pycomm.bindings.nccl import nccl
 from pycomm.deadline import as_timeout
 from pycomm.device.choice import Bound
 from pycomm.device.quick import Launcher
-from pycomm.device_buffers import DeviceArray, allocate
+from pycomm.device_arrays import DeviceArray, allocate
 from pycomm.dtypes import DTYPES
 from pycomm.stream_memory import FixedMemory, StreamMemory
 from pycomm.streams import PER_THREAD

@@ -21,7 +21,7 @@ from pycomm.bindings.cuda_types import CUpointer_attribute
 from pycomm.device.choice import Bound
 from pycomm.device.together import opened
 from pycomm.device.watchdog import Watch
-from pycomm.device_buffers import DeviceArray
+from pycomm.device_arrays import DeviceArray
 from pycomm.engine import Engine
 from pycomm.errors import CommError
 from pycomm.streams import LEGACY, PER_THREAD, as_stream, capturing, current_stream, order

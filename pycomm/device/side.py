@@ -22,7 +22,8 @@ from pycomm.device.routes import Route, route_of
 from pycomm.device.together import check_outside, close_group, open_group, send_receive
 from pycomm.device.watchdog import Watch
 from pycomm.device.works import Works
-from pycomm.device_buffers import DeviceArray, DeviceBuffer, allocate
+from pycomm.device_arrays import DeviceArray, allocate
+from pycomm.device_buffers import DeviceBuffer
 from pycomm.devices import current_context, current_device, device_count, get_device, restore
 from pycomm.dtypes import DTYPES
 from pycomm.engine import Engine

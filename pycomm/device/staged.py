@@ -21,13 +21,15 @@ from pycomm.call import Call
 from pycomm.deadline import Deadline
 from pycomm.device.native import bind_native, is_native, unfit
 from pycomm.device.together import send_receive
-from pycomm.device_buffers import DeviceArray, DeviceBuffer, allocate
+from pycomm.device_arrays import DeviceArray, allocate
+from pycomm.device_buffers import DeviceBuffer
 from pycomm.devices import Device
 from pycomm.dtypes import DTYPES, DType, Op
 from pycomm.errors import ArgumentValueError, CommError
 from pycomm.streams import Event, Stream
 from pycomm.transports.base import Array, Native, Pending, Tested, await_transport
-from pycomm.transports.nccl import Making, NCCLComm, unique_id
+from pycomm.transports.joining import Making, begin, create, shrink, split, unique_id
+from pycomm.transports.nccl import NCCLComm
 
 __all__ = ["StagedTransport"]
 
@@ -117,7 +119,7 @@ class _Split:
             if not self._told.test():
                 return False
             rank = ranks.index(parent.rank)
-            self._making = NCCLComm.begin(
+            self._making = begin(
                 self._token.tobytes(), rank, len(ranks), parent.comm.device, "split"
             )
         if not self._making.test():
@@ -163,8 +165,8 @@ class StagedTransport:
     def create(
         cls, token: bytes, rank: int, size: int, device: Device, deadline: Deadline, name: str
     ) -> "StagedTransport":
-        """Meet the other ranks; collective. See `NCCLComm.create`."""
-        comm = NCCLComm.create(token, rank, size, device, deadline, name)
+        """Meet the other ranks; collective. See `pycomm.transports.joining.create`."""
+        comm = create(token, rank, size, device, deadline, name)
         transport = cls(comm, tuple(range(size)), deadline.timeout)
         try:
             own = np.array([_host_key()], np.uint64).view(np.uint8)
@@ -351,9 +353,9 @@ class StagedTransport:
         left = [rank for rank in range(self.size) if rank not in exclude]
         rank = left.index(self.rank)
         if exclude:
-            making = self.comm.shrink(exclude, rank, len(left), name)
+            making = shrink(self.comm, exclude, rank, len(left), name)
         else:  # which NCCL refuses to call shrinking
-            making = self.comm.split(0, rank, rank, len(left), name)
+            making = split(self.comm, 0, rank, rank, len(left), name)
         hosts = tuple(self.hosts[rank] for rank in left)
         return StagedTransport(making.wait(deadline), hosts, self.accept)
 

@@ -11,7 +11,8 @@ from support.gpu import Interfaced, Packed, to_device, write_late
 import pycomm
 from pycomm import ArgumentTypeError, ArgumentValueError, Communicator
 from pycomm.buffers import as_buffer
-from pycomm.device_buffers import DeviceArray, DeviceBuffer, allocate
+from pycomm.device_arrays import DeviceArray, allocate
+from pycomm.device_buffers import DeviceBuffer
 from pycomm.devices import current_device, device_count, device_of, get_device
 from pycomm.dtypes import DTYPES
 from pycomm.streams import LEGACY, PER_THREAD, Event, Stream, as_stream

@@ -337,7 +337,7 @@ def test_a_handle_that_is_null_is_no_success(monkeypatch: pytest.MonkeyPatch) ->
         if comm.rank == 0:
             monkeypatch.setitem(nccl.__dict__, "ncclCommInitRankConfig", lambda *_: 0)
             monkeypatch.setattr(
-                "pycomm.transports.nccl._state", lambda handle: 0 if not handle else 7
+                "pycomm.transports.joining.state_of", lambda handle: 0 if not handle else 7
             )
         if comm.size > 1:
             return

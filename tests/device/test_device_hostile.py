@@ -15,7 +15,7 @@ from pycomm.bindings.cuda import cuda
 from pycomm.bindings.nccl import nccl
 from pycomm.buffers import as_buffer
 from pycomm.device.programs import DeviceProgram
-from pycomm.device_buffers import allocate
+from pycomm.device_arrays import allocate
 from pycomm.devices import get_device
 from pycomm.dtypes import DTYPES, ReduceOp
 from pycomm.kernels.cuda import MOST_SOURCES, kernels_of

@@ -79,7 +79,7 @@ def measure(
 
 
 def _memory() -> Any:
-    from pycomm.device_buffers import allocate
+    from pycomm.device_arrays import allocate
     from pycomm.devices import get_device
     from pycomm.dtypes import DTYPES
 

@@ -19,7 +19,7 @@ from pycomm import CommError, CommTimeoutError, Communicator, LibraryNotFoundErr
 from pycomm.algorithms.compression import ErrorFeedback
 from pycomm.bindings.cuda import cuda
 from pycomm.bindings.nccl import nccl
-from pycomm.device_buffers import allocate
+from pycomm.device_arrays import allocate
 from pycomm.devices import get_device
 from pycomm.dtypes import DTYPES, DType, Kind, ReduceOp
 from pycomm.kernels.cuda import NAMES, kernels_of

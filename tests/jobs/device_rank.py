@@ -19,7 +19,7 @@ import numpy as np
 import pycomm
 from pycomm import Communicator
 from pycomm.bindings.nccl import nccl
-from pycomm.device_buffers import DeviceArray, allocate
+from pycomm.device_arrays import DeviceArray, allocate
 from pycomm.devices import get_device
 from pycomm.dtypes import DTYPES
 

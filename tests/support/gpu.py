@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pycomm.bindings.cuda import cuda
-from pycomm.device_buffers import DeviceArray, allocate
+from pycomm.device_arrays import DeviceArray, allocate
 from pycomm.devices import get_device
 from pycomm.dtypes import as_dtype
 from pycomm.streams import LEGACY, PER_THREAD, Stream
