@@ -1,8 +1,8 @@
 """What every call goes through: state, sequence numbers, choice of road, progress, failure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from pycomm.dtypes import DTYPES
 from pycomm.errors import (
     ArgumentTypeError,
     CommError,
-    CommTimeoutError,
     MismatchError,
-    PeerError,
-    describe,
 )
 from pycomm.executor import WINDOW, Steps
+from pycomm.lifecycle import DeviceCalls, Lifecycle
 from pycomm.recent import Key
 from pycomm.scratch import ScratchPool
 from pycomm.transports.base import Pending, Tested, Transport
@@ -36,54 +34,11 @@ __all__ = ["Engine"]
 _QUICK_TESTS = (None,) * 20
 
 
-# What was in flight when a communicator broke. A message may still land in these arrays, so they
-# live as long as the process.
-_abandoned: list[object] = []
-
 # Engines with works in flight: MPI writes into their memory also when nobody holds them any more.
 _in_flight: "set[Engine]" = set()
 
 
-class DeviceCalls(Protocol):
-    """What serves device arrays: `pycomm.device.side.DeviceSide`, which stands above this room."""
-
-    @property
-    def saturated(self) -> int:
-        """How many values were too large for a codec."""
-
-    def run(
-        self,
-        call: Call,
-        algorithm: str,
-        timeout: float | None,
-        async_op: bool,
-        stream: Any,
-        known: Key | None,
-    ) -> Any:
-        """Give a call to a stream."""
-
-    def plan(self, call: Call, algorithm: str, timeout: float | None, stream: Any) -> Any:
-        """Return a plan of a call."""
-
-    def message(
-        self,
-        operation: str,
-        parts: Sequence[tuple[int, Any, bool]],
-        result: Callable[[], Any],
-        timeout: float | None,
-        async_op: bool,
-        stream: Any,
-    ) -> Any:
-        """Give messages to a stream."""
-
-    def close(self, timeout: float) -> None:
-        """Wait for what is under way, and free everything."""
-
-    def abort(self) -> None:
-        """Give everything up."""
-
-
-class Engine:
+class Engine(Lifecycle):
     """The state of one communicator on one rank."""
 
     def __init__(
@@ -95,31 +50,20 @@ class Engine:
         family: list[Waiter],
         deterministic: bool = False,
     ) -> None:
-        self.transport = transport
+        waiter = Waiter(transport, label, family)
+        super().__init__(transport, label, waiter, Choices(transport, ScratchPool()))
+        family.append(waiter)
         self.timeout = timeout
         self.check = check
         self.deterministic = deterministic
-        self.label = label
-        self.waiter = Waiter(transport, label, family)
-        family.append(self.waiter)
         self.sequence = 0
-        self.state = "open"
-        self._reason = ""
-        #: Whether the transport was given up, and not only what goes on devices.
-        self.severed = False
-        #: The thread that is in a call. Not a lock: a KeyboardInterrupt right after it was taken
-        #: would leave it taken for good.
-        self.owner: int | None = None
         #: Raises where the transport cannot be used now, if there is such a place.
         self.guard: Callable[[str], None] | None = None
-        #: What serves device arrays, and what makes it when the first of them comes.
-        self.device: DeviceCalls | None = None
         #: The short way of calls on device arrays, once there is one:
         #: ``quick(known, x, out, stream)``.
         self.quick: Callable[[Key, Any, Any, Any], bool] | None = None
+        #: What makes what serves device arrays, when the first of them comes.
         self.make_device: Callable[[], Callable[[], DeviceCalls] | None] | None = None
-        self._active: list[Work] = []
-        self.choices = Choices(transport, ScratchPool())
         # Tags come in sets, one for each segment under way. The last set is that of what belongs
         # to no numbered collective. Sequence numbers use the first half in turn, plans the rest.
         self._tag_sets = transport.tag_limit // WINDOW - 1
@@ -321,23 +265,6 @@ class Engine:
         finally:
             self.owner = None
 
-    def enter(self, operation: str) -> None:
-        """Take the communicator for one call of this thread; the caller clears the owner."""
-        if self.owner not in (None, get_ident()):
-            raise CommError(
-                f"{operation}: {self.label} is in use by another thread; a communicator serves "
-                "one thread at a time, use split() for a second one",
-                operation=operation,
-                rank=self.transport.rank,
-            )
-        if self.state != "open":
-            raise CommError(
-                f"{operation}: {self.label} is {self.state}{self._reason}",
-                operation=operation,
-                rank=self.transport.rank,
-            )
-        self.owner = get_ident()
-
     def meet(self, steps: Steps, operation: str, timeout: float | None) -> None:
         """Run steps of pycomm's own, such as meeting before a split, under a deadline."""
         if self.guard is not None:
@@ -447,48 +374,6 @@ class Engine:
             if not self._active:
                 _in_flight.discard(self)
 
-    def fail(
-        self,
-        error: BaseException,
-        operation: str,
-        sequence: int | None,
-        keep: object = None,
-    ) -> BaseException:
-        """Mark the communicator broken: what is in flight can neither be finished nor recalled.
-
-        Returns
-        -------
-        BaseException
-            What to raise: `error` in pycomm's terms.
-        """
-        error = self.transport.explain(error)
-        if self.state != "open":
-            return error
-        rank = self.transport.rank
-        if isinstance(error, CommError) and error.operation is None:
-            error.operation, error.sequence, error.rank = operation, sequence, rank
-        place = operation if sequence is None else f"{operation} #{sequence}"
-        self.state = "broken"
-        self.severed = True
-        self._reason = f" since {place} ended with {type(error).__name__}; only abort() is possible"
-        self._abandon(error, keep)
-        self.choices.forget()  # remembered calls hold the caller's arrays
-        if not isinstance(error, CommError):
-            self.waiter.leave(error)  # Ctrl-C, for instance
-        elif not isinstance(error, CommTimeoutError | PeerError):
-            # Timeouts have told the peers already.
-            self.waiter.give_up(f"{place}: {describe(error)}")
-        self.transport.abort()
-        return error
-
-    def break_off(self, error: CommError, operation: str) -> None:
-        """Mark the communicator broken by what went wrong on devices; the transport lives on."""
-        if self.state == "open":
-            self.state = "broken"
-            self._reason = f" since {operation} ended with {describe(error)[:80]}"
-            self._reason += "; only abort() and shrink() are possible"
-            self.severed = False
-
     def close(self) -> None:
         """Finish what was started, meet the other ranks, and free the transport."""
         if self.state == "broken":
@@ -512,35 +397,3 @@ class Engine:
             raise self.fail(error, "close", None) from error.__cause__
         finally:
             self.owner = None
-
-    def leave(self, reason: BaseException) -> None:
-        """Tell the peers that this rank leaves because of `reason`, then abort."""
-        if self.state == "open":
-            self.waiter.leave(reason)
-        self.abort()
-
-    def lose(self, why: str) -> None:
-        """Refuse all further use because `why`."""
-        self.state, self._reason = "lost", f": it {why}"
-
-    def abort(self) -> None:
-        """Give up at once, without talking to anybody."""
-        if self.state in ("closed", "aborted", "lost"):
-            return
-        if self._active:
-            error = CommError(f"{self.label} was aborted", rank=self.transport.rank)
-            self._abandon(error, None)
-        self.state = "aborted"
-        self._reason = ""
-        self.choices.forget()
-        if self.device is not None:
-            self.device.abort()
-        self.transport.abort()
-        self.waiter.forget()
-
-    def _abandon(self, error: BaseException, keep: object) -> None:
-        """End all works with `error`, and keep for good what messages may still land in."""
-        _abandoned.append((self, self._active, keep))
-        for work in self._active:
-            work.fail(error)
-        self._active = []

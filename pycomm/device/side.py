@@ -6,133 +6,33 @@ is there for whatever comes later on that stream; `Work.wait` waits for it on th
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 from pycomm.bindings.cuda import cuda
 from pycomm.bindings.nccl import nccl
 from pycomm.call import Call
 from pycomm.deadline import Deadline, as_timeout
-from pycomm.device.choice import Bound, DeviceChoices
+from pycomm.device.choice import Bound
+from pycomm.device.equipment import Equipment
 from pycomm.device.groups import Grouping
-from pycomm.device.meeting import Gather, meet
 from pycomm.device.native import bind_native, native_name, prepared
 from pycomm.device.plans import DevicePlan
-from pycomm.device.quick import Launcher, Quick, launcher
 from pycomm.device.routes import Route, route_of
 from pycomm.device.together import check_outside, close_group, open_group, send_receive
-from pycomm.device.watchdog import Watch
-from pycomm.device.works import Works
-from pycomm.device_arrays import DeviceArray, allocate
+from pycomm.device_arrays import DeviceArray
 from pycomm.device_buffers import DeviceBuffer
-from pycomm.devices import current_context, current_device, device_count, get_device, restore
-from pycomm.dtypes import DTYPES
-from pycomm.engine import Engine
-from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, describe
+from pycomm.devices import current_context
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
 from pycomm.stream_memory import StreamMemory
-from pycomm.streams import PER_THREAD, Stream, order
-from pycomm.transports.nccl import NCCLComm
+from pycomm.streams import PER_THREAD, order
 
 __all__ = ["DeviceSide"]
 
 _IN_PROGRESS = 7
 
-#: What was given to an open group: its route, operation, sequence number and seconds.
-_Given = tuple[Route, str, int | None, float]
 
-
-class _Tools(NamedTuple):
-    """What a communicator works with on its device, made together."""
-
-    tally: DeviceArray
-    choices: DeviceChoices
-    watch: Watch
-    works: Works
-    launcher: Launcher
-    quick: Quick
-
-
-class DeviceSide:
-    """What a communicator does with device arrays.
-
-    Parameters
-    ----------
-    engine : Engine
-        The communicator's state.
-    gather : callable
-        Returns an object of each rank; collective.
-    device : int, optional
-        The number of the device to work on; by default that of the first array.
-    local : tuple of int
-        This rank's number among the ranks of its host, and theirs.
-    """
-
-    def __init__(
-        self, engine: Engine, gather: Gather, device: int | None, local: tuple[int, int]
-    ) -> None:
-        self._engine, self._gather, self._wanted, self._local = engine, gather, device, local
-        self.comm: NCCLComm | None = None
-        #: What was given to an open group; None without one.
-        self.grouped: list[_Given] | None = None
-        self.launcher: Launcher | None = None
-        self._own: Stream | None = None
-        self._made: _Tools | None = None
-
-    # ------------------------------------------------------------------------------- making
-
-    def ready(self, ordinal: int | None, timeout: float) -> NCCLComm:
-        """Return the NCCL communicator; made on first use, which is collective."""
-        comm = self.comm
-        if comm is None:
-            check_outside(self, "the first call on device arrays")
-            transport = self._engine.transport
-            comm = meet(
-                lambda: get_device(self.choose_device(ordinal)), transport.rank, transport.size,
-                self._gather, self._engine.label, Deadline(timeout), self.use,
-            )  # fmt: skip
-        if ordinal is not None and 0 <= ordinal != comm.device.ordinal:
-            raise ArgumentValueError(
-                f"the array is on device {ordinal}, and this communicator works on device "
-                f"{comm.device.ordinal}: all arrays of a communicator are on one device"
-            )
-        return comm
-
-    def use(self, comm: NCCLComm) -> None:
-        """Work with a NCCL communicator that is there; if that fails, nothing has changed."""
-        engine = self._engine
-        tally = allocate(comm.device, (2,), DTYPES["uint64"]).fill(0)
-        choices = DeviceChoices(comm, engine.choices, tally)
-        watch = Watch(comm, engine.label)
-        launch = launcher(self, engine, comm, watch)
-        quick = Quick(launch, comm, engine.timeout)
-        works = Works(comm, engine.label, self.fail)
-        self._made = _Tools(tally, choices, watch, works, launch, quick)
-        self.comm, self.launcher, engine.quick = comm, launch, quick
-
-    @property
-    def _tools(self) -> _Tools:
-        assert self._made is not None
-        return self._made
-
-    @property
-    def saturated(self) -> int:
-        """How many values were too large for a codec so far; waits for the default stream."""
-        return 0 if self.comm is None else int(self._tools.tally.copy()[0])
-
-    def choose_device(self, ordinal: int | None = None) -> int:
-        """Return the number of the device that this rank is to work on."""
-        if ordinal is not None and ordinal >= 0:
-            return ordinal
-        if self.comm is not None:
-            return self.comm.device.ordinal
-        if self._wanted is not None:
-            return self._wanted
-        current = current_device()
-        if current is not None:
-            return current
-        count = device_count()
-        if not count:
-            raise CommError("the CUDA driver shows this process no device")
-        return self._local[0] % count
+class DeviceSide(Equipment):
+    """What a communicator does with device arrays; see `Equipment` for what it is made of."""
 
     # ------------------------------------------------------------------------------- calls
 
@@ -218,13 +118,6 @@ class DeviceSide:
             self._engine.compare(call, call.collective, algorithm, chosen, deadline)
 
         return self._perform(call.collective, route, timeout, async_op, give, call.result, compare)
-
-    def _own_stream(self) -> int:
-        comm = self.comm
-        assert comm is not None
-        if self._own is None:
-            self._own = Stream(comm.device)
-        return self._own.handle
 
     def _check(
         self, bound: Bound, route: Route, async_op: bool, memory: StreamMemory | None
@@ -346,26 +239,6 @@ class DeviceSide:
         allowed = self._allowed(timeout)
         return DevicePlan(self, self.bind(call, algorithm, allowed), algorithm, allowed, stream)
 
-    # ------------------------------------------------------------------------------- failing
-
-    def fail(self, error: CommError, operation: str) -> CommError:
-        """Mark the communicator broken: its ranks do not know any more what is under way."""
-        comm, made = self.comm, self._made
-        self.grouped = None
-        close_group(self)
-        if comm is not None and comm.error is None:
-            comm.fail(error)
-        if made is not None:
-            made.works.fail(error)
-        self._engine.break_off(error, operation)
-        return error
-
-    def _interrupted(self, error: BaseException, operation: str, context: int) -> None:
-        """Give up after Ctrl-C, say: what NCCL has been given, other ranks cannot know."""
-        restore(context)
-        self.fail(CommError(f"{operation} was interrupted by {describe(error)}"), operation)
-        self._engine.waiter.leave(error)
-
     # ------------------------------------------------------------------------------- messages
 
     def message(
@@ -468,37 +341,3 @@ class DeviceSide:
             raise
         finally:
             engine.owner = None
-
-    # ------------------------------------------------------------------------------- its end
-
-    def close(self, timeout: float) -> None:
-        """Wait for what is under way, and free everything; collective."""
-        comm = self.comm
-        if comm is None:
-            return
-        deadline = Deadline(timeout)
-        self._tools.works.close(deadline)
-        self.comm = self.launcher = self._engine.quick = None
-        self._tools.watch.stop()
-        comm.close(deadline)
-
-    def give_up(self, error: CommError) -> None:
-        """End what is under way with an error: its ranks go on without this communicator."""
-        comm, made = self.comm, self._made
-        if comm is not None and comm.error is None:
-            comm.error = error
-        if made is not None:
-            made.works.fail(error)
-
-    def abort(self) -> None:
-        """Give everything up."""
-        comm = self.comm
-        self.grouped = None
-        close_group(self)
-        self.comm = self.launcher = self._engine.quick = None
-        if comm is not None:
-            self._tools.watch.stop()
-            error = CommError(f"{self._engine.label} was aborted", rank=comm.rank)
-            self._tools.works.fail(error)
-            comm.error = comm.error or error
-            comm.abort()
