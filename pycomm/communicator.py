@@ -30,15 +30,20 @@ _log = logging.getLogger("pycomm")
 class Communicator(Reductions, Movement, Planning, Groups):
     """A group of ranks that exchange arrays.
 
-    Made by `pycomm.init`, `pycomm.run_local`, `Communicator.from_mpi`, and by the split methods.
+    Made by `pycomm.init`, `pycomm.run_local`, `Communicator.from_mpi`,
+    `Communicator.from_unique_id`, and by the split methods.
     All collectives must be called by all ranks of the communicator in the same order. Ranks are
     always ranks in this communicator. A communicator serves one thread at a time.
 
-    Arrays are C-contiguous host arrays of any kind with the buffer protocol,
-    ``__array_interface__`` or DLPack. They are joined and split along axis 0. The order is (in,
+    Arrays are C-contiguous: host arrays of any kind with the buffer protocol,
+    ``__array_interface__`` or DLPack, or arrays on a CUDA device with ``__cuda_array_interface__``
+    or DLPack, for which a call returns once it has been given to a stream. They are joined and split along axis 0. The order is (in,
     out); without `out`, reductions and broadcast work in place and return `x`, the others return a
     new array of the kind of `x`. These parameters mean the same everywhere:
 
+    stream : Stream, int or object, optional
+        Of device arrays: the stream that gets the call, see the guide; by default that which the
+        arrays name, or which their library is using.
     timeout : float, optional
         Seconds until `CommTimeoutError`; the communicator's own by default. After that error the
         communicator is broken: only `abort` is possible.
