@@ -4,7 +4,9 @@ The names in ``__all__`` are the stable surface. Importing this package loads ne
 `init` does, when it needs them.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from pycomm.buckets import GradientBuckets
 from pycomm.communicator import Communicator
@@ -35,6 +37,11 @@ from pycomm.plans import Plan
 from pycomm.start import get_unique_id, init, run_local
 from pycomm.work import Work
 
+if TYPE_CHECKING:
+    from pycomm.device.plans import DevicePlan
+    from pycomm.device_arrays import DeviceArray
+    from pycomm.streams import Event, Stream
+
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
@@ -42,6 +49,9 @@ __all__ = [
     "CommError",
     "CommTimeoutError",
     "Communicator",
+    "DeviceArray",
+    "DevicePlan",
+    "Event",
     "GradientBuckets",
     "LibraryConflictError",
     "LibraryNotFoundError",
@@ -59,6 +69,7 @@ __all__ = [
     "Plan",
     "ReduceOp",
     "ScheduleError",
+    "Stream",
     "UnsupportedError",
     "Work",
     "get_unique_id",
@@ -66,6 +77,21 @@ __all__ = [
     "premul_sum",
     "run_local",
 ]
+
+# What belongs to CUDA is imported by whoever asks for it.
+_ON_DEVICES = {
+    "DeviceArray": "pycomm.device_arrays",
+    "DevicePlan": "pycomm.device.plans",
+    "Event": "pycomm.streams",
+    "Stream": "pycomm.streams",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_DEVICES:
+        return getattr(import_module(_ON_DEVICES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 try:
     __version__ = version("pycomm-collectives")

@@ -37,16 +37,17 @@ class Communicator(Reductions, Movement, Planning, Groups):
 
     Arrays are C-contiguous: host arrays of any kind with the buffer protocol,
     ``__array_interface__`` or DLPack, or arrays on a CUDA device with ``__cuda_array_interface__``
-    or DLPack, for which a call returns once it has been given to a stream. They are joined and split along axis 0. The order is (in,
-    out); without `out`, reductions and broadcast work in place and return `x`, the others return a
-    new array of the kind of `x`. These parameters mean the same everywhere:
+    or DLPack, for which a call returns once it has been given to a stream. They are joined and
+    split along axis 0. The order is (in, out); without `out`, reductions and broadcast work in
+    place and return `x`, the others return a new array of the kind of `x`. These
+    parameters mean the same everywhere:
 
     stream : Stream, int or object, optional
         Of device arrays: the stream that gets the call, see the guide; by default that which the
         arrays name, or which their library is using.
     timeout : float, optional
         Seconds until `CommTimeoutError`; the communicator's own by default. After that error the
-        communicator is broken: only `abort` is possible.
+        communicator is broken: only `abort` is possible, and `shrink` if only its devices are.
     algorithm : str
         ``"auto"``, ``"native"`` (the library's own, or an error), or the name of an algorithm that
         `pycomm.algorithms.names` lists for the collective, such as ``"ring"``. Equal on all ranks.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pycomm.bindings.cuda import cuda
-from pycomm.devices import Device, usable
+from pycomm.devices import Device, relax, usable
 from pycomm.dlpack import export
 from pycomm.dtypes import DType
 from pycomm.errors import CUDAError
@@ -161,6 +161,7 @@ def _reap() -> None:
 
 
 def _free() -> None:
+    relax()
     while True:
         device, pointer = _dead.get()
         if usable():

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from pycomm.bindings.cuda import cuda
-from pycomm.bindings.cuda_types import CUdevice_attribute, CUpointer_attribute, CUresult, CUuuid
+from pycomm.bindings.cuda_types import (
+    CUdevice_attribute,
+    CUpointer_attribute,
+    CUresult,
+    CUstreamCaptureMode,
+    CUuuid,
+)
 from pycomm.errors import ArgumentValueError, CommError
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "enter",
     "get_device",
     "leave",
+    "relax",
     "restore",
     "usable",
 ]
@@ -113,6 +120,15 @@ class Entered:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         leave()
+
+
+def relax() -> None:
+    """Let this thread call the driver while others capture graphs, which it has no part in.
+
+    Without this, to free memory or to look at an event would spoil what they capture.
+    """
+    mode = ctypes.c_int(CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def enter(context: int) -> None:

@@ -32,7 +32,8 @@ class Planning(Member):
     ) -> "Plan | DevicePlan":
         """Return a plan: `collective` on these arrays, decided once and run again and again.
 
-        Making a plan sends nothing; running it is collective. A new array for the output is made
+        Making a plan sends nothing, but for the first use of a device, which is collective as
+        running it is. A new array for the output is made
         once, and overwritten by each run.
 
         Parameters
@@ -42,7 +43,7 @@ class Planning(Member):
         x, out : array, optional
             As for that method. The plan holds them.
         algorithm, timeout, options
-            As for that method: `op`, `root`, `deterministic`, `compression`, `key`.
+            As for that method: `op`, `root`, `deterministic`, `compression`, `key`, `stream`.
 
         Returns
         -------

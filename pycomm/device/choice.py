@@ -70,10 +70,6 @@ class DeviceChoices:
             known = self._known[key] = self._choose(call, algorithm, deterministic)
         return known
 
-    def forget(self) -> None:
-        """Make every choice anew."""
-        self._known.clear()
-
     def _choose(self, call: Call, algorithm: str, deterministic: bool) -> DeviceChoice:
         if call.codec is not None and call.count and self._comm.size > 1:
             return self._encoded(call, algorithm)

@@ -105,6 +105,10 @@ class Equipment(Failing):
     def choose_device(self, ordinal: int | None = None) -> int:
         """Return the number of the device that this rank is to work on."""
         if ordinal is not None and ordinal >= 0:
+            if self._wanted not in (None, ordinal):
+                raise ArgumentValueError(
+                    f"the array is on device {ordinal}, and device={self._wanted} was asked for"
+                )
             return ordinal
         if self.comm is not None:
             return self.comm.device.ordinal
@@ -139,9 +143,10 @@ class Equipment(Failing):
         self._engine.break_off(error, operation)
         return error
 
-    def _interrupted(self, error: BaseException, operation: str, context: int) -> None:
+    def interrupted(self, error: BaseException, operation: str, context: int | None = None) -> None:
         """Give up after Ctrl-C, say: what NCCL has been given, other ranks cannot know."""
-        restore(context)
+        if context is not None:
+            restore(context)
         self.fail(CommError(f"{operation} was interrupted by {describe(error)}"), operation)
         self._engine.waiter.leave(error)
 

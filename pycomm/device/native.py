@@ -115,6 +115,8 @@ def bind_native(
     UnsupportedError
         If there is a hint, and NCCL is older than 2.31.
     """
+    if not call.count:
+        return _nothing
     name = _FUNCTIONS[call.collective]
     if hint is None and not nccl.has(name):
         return _from_messages(call, comm)
@@ -123,6 +125,11 @@ def bind_native(
     if ready is None:
         ready = _function(call, hint), _rest(call, comm, None)
     return _bound(call, comm, ready)
+
+
+def _nothing(stream: int, deadline: Deadline) -> int:  # noqa: ARG001
+    """Give nothing: there is no data, on any rank."""
+    return 0
 
 
 def _bound(call: Call, comm: NCCLComm, ready: Prepared) -> Enqueue:

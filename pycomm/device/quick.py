@@ -47,6 +47,9 @@ class Failing(Protocol):
     ) -> None:
         """Go on after a call that NCCL or the driver did not simply accept."""
 
+    def interrupted(self, error: BaseException, operation: str, context: int | None = None) -> None:
+        """Give up after Ctrl-C, say."""
+
 
 #: ``launch(function, given, handle, stream, operation, timeout) -> bool``.
 Launcher = Callable[..., bool]
@@ -91,14 +94,13 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
         if engine.owner is not None or engine.state != "open" or engine.check or opened:
             return False
         engine.owner = comm.thread = get_ident()
+        comm.busy += 1  # before the look at what it has failed with, see NCCLComm
         try:
-            comm.busy += 1  # before the look at what it has failed with, see NCCLComm
             if comm.error is not None or not comm.handle:
                 return False
-            if handle > LEGACY:
-                ask(stream, told)
-                if status.value:  # it is captured: nothing to watch, and no mark to move
-                    return False
+            # It is captured, so that there is nothing to watch; or it is none any more.
+            if handle > LEGACY and (ask(stream, told) or status.value):
+                return False
             mark = watch.current
             if mark is None or mark.stream != handle or mark.done or mark.timeout != timeout:
                 mark = watch.mark(handle, operation, engine.sequence, timeout)
@@ -115,10 +117,16 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
                     recorded = -1 if code else record(mark.prepared, stream)
                 finally:
                     pop(at)
+            mark.last = engine.sequence
             engine.sequence += 1
             if recorded or mark.done:
                 side.unusual(code or max(recorded, 0), not code, handle, operation, timeout, keep)
             return True
+        except CommError:
+            raise
+        except BaseException as error:
+            side.interrupted(error, operation)
+            raise
         finally:
             comm.busy -= 1
             engine.owner = None

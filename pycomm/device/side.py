@@ -25,10 +25,9 @@ from pycomm.devices import current_context
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
 from pycomm.stream_memory import StreamMemory
 from pycomm.streams import PER_THREAD, order
+from pycomm.transports.nccl import IN_PROGRESS
 
 __all__ = ["DeviceSide"]
-
-_IN_PROGRESS = 7
 
 
 class DeviceSide(Equipment):
@@ -105,7 +104,7 @@ class DeviceSide(Equipment):
         def give(handle: int, deadline: Deadline) -> None:
             if bound.enqueue is not None:
                 code = bound.enqueue(handle, deadline)
-                if code and not (code == _IN_PROGRESS and self.grouped is not None):
+                if code and not (code == IN_PROGRESS and self.grouped is not None):
                     comm.settle(code, call.collective, deadline)
                 return
             scratch = StreamMemory(comm.device) if memory is None else memory
@@ -197,7 +196,7 @@ class DeviceSide(Equipment):
         except CommError as error:
             raise self.fail(error, operation) from error.__cause__
         except BaseException as error:
-            self._interrupted(error, operation, before)
+            self.interrupted(error, operation, before)
             raise
         finally:
             engine.owner = None
@@ -269,7 +268,7 @@ class DeviceSide(Equipment):
 
         def give(handle: int, deadline: Deadline) -> None:
             code = send_receive(sends, receives, comm.handle, handle)
-            if code and not (code == _IN_PROGRESS and self.grouped is not None):
+            if code and not (code == IN_PROGRESS and self.grouped is not None):
                 comm.settle(code, operation, deadline)
 
         return self._perform(operation, route, allowed, async_op, give, result)
@@ -316,7 +315,7 @@ class DeviceSide(Equipment):
         except CommError as error:
             raise self.fail(error, "group") from error.__cause__
         except BaseException as error:
-            self._interrupted(error, "group", before)
+            self.interrupted(error, "group", before)
             raise
 
     # ------------------------------------------------------------------------------- memory
@@ -337,7 +336,7 @@ class DeviceSide(Equipment):
         except CommError as error:
             raise self.fail(error, "empty") from error.__cause__
         except BaseException as error:
-            self._interrupted(error, "empty", before)
+            self.interrupted(error, "empty", before)
             raise
         finally:
             engine.owner = None

@@ -9,6 +9,7 @@ next call raises the error.
 
 import atexit
 import ctypes
+import logging
 import threading
 import time
 import weakref
@@ -17,17 +18,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from pycomm.bindings.cuda import cuda
-from pycomm.bindings.cuda_types import CUresult, CUstreamCaptureMode
+from pycomm.bindings.cuda_types import CUresult
 from pycomm.bindings.nccl import nccl
+from pycomm.devices import relax
 from pycomm.errors import CommError, NCCLTimeoutError
 from pycomm.streams import Event
-from pycomm.transports.nccl import NCCLComm
+from pycomm.transports.nccl import IN_PROGRESS, SUCCESS, NCCLComm
 
 __all__ = ["Mark", "Watch"]
 
+_log = logging.getLogger("pycomm")
+
 _LOOK_EVERY = 0.05  # seconds; deadlines may be that much late
-_IN_PROGRESS = 7
-_FINE = (0, _IN_PROGRESS)
+_FINE = (SUCCESS, IN_PROGRESS)
 
 
 class Mark:
@@ -42,19 +45,22 @@ class Mark:
         Whose operations it marks, and the seconds that they may take.
     prepared : object
         The event's handle as an argument that needs no conversion.
+    sequence, last : int or None
+        The numbers of the first and of the last of them.
     done : bool
         Whether it marks nothing any more.
     """
 
     __slots__ = (
-        "_event", "done", "handle", "keep", "moment", "operation", "prepared", "sequence", "stream",
-        "timeout",
+        "_event", "done", "handle", "keep", "last", "moment", "operation", "prepared", "sequence",
+        "stream", "timeout",
     )  # fmt: skip
     stream: int
     timeout: float
     moment: float
     operation: str
     sequence: int | None
+    last: int | None
 
     def __init__(self, event: Event) -> None:
         self._event = event
@@ -75,13 +81,14 @@ class Watch:
 
     def __init__(self, comm: NCCLComm, label: str) -> None:
         self.comm = comm
-        self._label = label
+        self.label = label
         self._marks: deque[Mark] = deque()
         self._free: list[Mark] = []
         self.current: Mark | None = None
         self._looking = threading.Lock()
         self._stopped = False
-        _watches.add(self)
+        with _lock:
+            _watches.add(self)
         _ensure_thread()
 
     def record(
@@ -126,13 +133,15 @@ class Watch:
             self.current = mark
             self._marks.append(mark)
             _in_flight.add(self)
+        mark.last = sequence
         return mark
 
     def stop(self) -> None:
         """Watch no longer: the communicator is about to end."""
         with self._looking:
             self._stopped = True
-        _watches.discard(self)
+        with _lock:
+            _watches.discard(self)
         _in_flight.discard(self)
 
     def look(self) -> None:
@@ -182,9 +191,13 @@ class Watch:
 
     def _timed_out(self, mark: Mark) -> CommError:
         comm = self.comm
-        number = "" if mark.sequence is None else f" #{mark.sequence}"
+        called = (
+            f"{mark.operation}" if mark.sequence is None else f"{mark.operation} #{mark.sequence}"
+        )
+        if mark.last != mark.sequence:
+            called += f", or a later call up to #{mark.last},"
         error = NCCLTimeoutError(
-            f"{mark.operation}{number} on rank {comm.rank} of {comm.size} ({self._label}): no end "
+            f"{called} on rank {comm.rank} of {comm.size} ({self.label}): no end "
             f"on its stream within {mark.timeout:g} s, so it was given up: some rank has not made "
             "this call, or what the stream had to do before has not ended. The communicator is "
             "broken now: call abort() or shrink(); a longer wait is timeout=seconds",
@@ -214,12 +227,15 @@ def _ensure_thread() -> None:
 
 
 def _run() -> None:
-    # Or a look at an event would spoil whatever another thread is capturing into a graph.
-    mode = ctypes.c_int(CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    relax()
     while not _stop.wait(_LOOK_EVERY):
-        for watch in list(_watches):
-            watch.look()
+        with _lock:
+            watches = list(_watches)
+        for watch in watches:
+            try:
+                watch.look()
+            except Exception:  # of one communicator, which the others do not depend on
+                _log.exception("what watches %s went wrong", watch.label)
 
 
 @atexit.register

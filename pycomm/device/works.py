@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pycomm.deadline import Deadline, as_timeout
-from pycomm.errors import CommError, CommTimeoutError
+from pycomm.errors import CommError, NCCLTimeoutError
 from pycomm.streams import Event
 from pycomm.transports.base import Tested
 from pycomm.transports.nccl import NCCLComm
@@ -114,7 +114,7 @@ class Works:
 
     def _late(self, work: Work, deadline: Deadline) -> CommError:
         comm = self._comm
-        error = CommTimeoutError(
+        error = NCCLTimeoutError(
             f"{work.operation} #{work.sequence} on rank {comm.rank} of {comm.size} "
             f"({self._label}): no end on its stream within {deadline.timeout:g} s. The "
             "communicator is broken now: call abort() or shrink()",

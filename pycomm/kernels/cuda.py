@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -138,10 +139,19 @@ def _cache_folder(environ: Mapping[str, str]) -> Path | None:
     return Path(base) / "pycomm" if Path(base).is_absolute() else None
 
 
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def _image(architecture: str) -> bytes:
     """Return the kernels for an architecture, from the cache if they are there."""
     folder = _cache_folder(os.environ)
-    text = "\n".join((*sources().values(), architecture, *_OPTIONS))
+    version = metadata.version("cuda-python") if _installed("cuda-python") else ""
+    text = "\n".join((*sources().values(), architecture, version, *_OPTIONS))
     name = f"kernels-{architecture}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cubin"
     if folder is not None:
         with contextlib.suppress(OSError):

@@ -15,13 +15,12 @@ from pycomm.bindings.nccl_types import (
     ncclUniqueId,
 )
 from pycomm.deadline import Deadline
-from pycomm.devices import Device
+from pycomm.devices import Device, relax
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, NCCLError
-from pycomm.transports.nccl import NCCLComm, late, state_of
+from pycomm.transports.nccl import IN_PROGRESS, SUCCESS, NCCLComm, late, state_of
 
 __all__ = ["Making", "begin", "create", "shrink", "split", "unique_id"]
 
-_SUCCESS, _IN_PROGRESS = 0, 7
 _PAUSE = 1e-4  # seconds between looks at a communicator in the making
 
 
@@ -64,7 +63,7 @@ class Making:
         self._handle = ctypes.c_void_p()
         with comm.device.entered():
             code = start(ctypes.byref(self._handle))
-        if code not in (_SUCCESS, _IN_PROGRESS):
+        if code not in (SUCCESS, IN_PROGRESS):
             error = nccl.error(code, function)
             self.abandon()
             raise error
@@ -81,7 +80,7 @@ class Making:
         parent = 0 if self._parent is None else self._parent.handle
         for address in filter(None, (parent, self._handle.value or 0)):
             code = state_of(address)
-            if code == _IN_PROGRESS:
+            if code == IN_PROGRESS:
                 return False
             if code:
                 raise nccl.error(code, self._function, address)
@@ -117,10 +116,11 @@ class Making:
         return self.comm
 
     def abandon(self) -> None:
-        """Give it up."""
-        if self.comm is not None:
-            self.comm.handle = self._handle.value or 0
-            self.comm.abort()
+        """Give it up; once is enough."""
+        comm, self.comm = self.comm, None
+        if comm is not None:
+            comm.handle = self._handle.value or 0
+            comm.abort()
 
 
 class _Blocking(Making):
@@ -130,10 +130,11 @@ class _Blocking(Making):
         self.comm = comm
         self._function, self._parent, self._nothing = "ncclCommInitRank", None, False
         self._handle = ctypes.c_void_p()
-        self._code = _IN_PROGRESS
+        self._code = IN_PROGRESS
         arguments = (ctypes.byref(self._handle), comm.size, token, comm.rank)
 
         def run() -> None:
+            relax()
             with comm.device.entered():
                 self._code = nccl.ncclCommInitRank(*arguments)
 
@@ -142,7 +143,7 @@ class _Blocking(Making):
 
     def test(self) -> bool:
         """Return whether it is made."""
-        if self._code == _IN_PROGRESS:
+        if self._code == IN_PROGRESS:
             return False
         if self._code:
             raise nccl.error(self._code, self._function)
@@ -150,7 +151,7 @@ class _Blocking(Making):
 
     def abandon(self) -> None:
         """Give it up, if it is there."""
-        if self._code == _SUCCESS:
+        if self._code == SUCCESS:
             super().abandon()
 
 

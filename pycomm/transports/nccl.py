@@ -17,17 +17,18 @@ from pycomm.bindings.nccl_types import (
     ncclScalarResidence_t,
 )
 from pycomm.deadline import Deadline
-from pycomm.devices import Device, enter, leave
+from pycomm.devices import Device, enter, leave, relax
 from pycomm.errors import (
     CommError,
     NCCLTimeoutError,
 )
 
-__all__ = ["NCCLComm", "late", "state_of"]
+__all__ = ["IN_PROGRESS", "SUCCESS", "NCCLComm", "late", "state_of"]
 
 _log = logging.getLogger("pycomm")
 
-_SUCCESS, _IN_PROGRESS = 0, 7
+#: What NCCL says of a call that it has taken over, or is about to.
+SUCCESS, IN_PROGRESS = 0, 7
 #: Seconds that NCCL gets to give a communicator up before it is left to a thread of its own.
 _ABORT = 5.0
 _HELD = 1.0  # and a thread that is inside NCCL to come out
@@ -70,7 +71,7 @@ class NCCLComm:
         """Return what it has failed with so far, also if nobody has noticed yet."""
         if self.error is None and self.handle:
             code = state_of(self.handle)
-            if code not in (_SUCCESS, _IN_PROGRESS):
+            if code not in (SUCCESS, IN_PROGRESS):
                 self.fail(nccl.error(code, "ncclCommGetAsyncError", self.handle))
         return self.error
 
@@ -84,11 +85,11 @@ class NCCLComm:
         NCCLTimeoutError
             If that takes longer than the deadline.
         """
-        if code == _SUCCESS:
+        if code == SUCCESS:
             return
-        if code != _IN_PROGRESS:
+        if code != IN_PROGRESS:
             raise nccl.error(code, function, self.handle)
-        while (code := state_of(self.handle)) == _IN_PROGRESS:
+        while (code := state_of(self.handle)) == IN_PROGRESS:
             if deadline.passed:
                 raise late(self, function, deadline)
             time.sleep(_PAUSE)
@@ -142,9 +143,7 @@ class NCCLComm:
         if not self.handle:
             return
         try:
-            with self.device.entered():
-                self._free()
-                self._bounded(self._finalize, deadline.left, "ncclCommFinalize")
+            self._bounded(self._finalize, deadline.left, "ncclCommFinalize")
         except BaseException:
             self.abort()
             raise
@@ -162,8 +161,9 @@ class NCCLComm:
 
     def _finalize(self) -> None:
         handle = self.handle
-        code = nccl.ncclCommFinalize(handle) if nccl.has("ncclCommFinalize") else _SUCCESS
-        while code == _IN_PROGRESS:
+        self._free()
+        code = nccl.ncclCommFinalize(handle) if nccl.has("ncclCommFinalize") else SUCCESS
+        while code == IN_PROGRESS:
             time.sleep(_PAUSE)
             code = state_of(handle)
         if code:
@@ -180,8 +180,8 @@ class NCCLComm:
     def fail(self, error: CommError) -> None:
         """End all that is under way because of `error`, which the next call is to raise.
 
-        Where NCCL can revoke a communicator (2.29), it can still be shrunk after that; elsewhere it
-        is given up.
+        Where NCCL can revoke a communicator (2.28.7), it can still be shrunk after that; elsewhere
+        it is given up.
         """
         self.error = error
         # A thread that hangs inside NCCL has to be freed, not waited for.
@@ -197,10 +197,10 @@ class NCCLComm:
         handle = self.handle
         code = nccl.ncclCommRevoke(handle, 0)
         moment = time.monotonic() + _ABORT
-        while code == _IN_PROGRESS and time.monotonic() < moment:
+        while code == IN_PROGRESS and time.monotonic() < moment:
             time.sleep(_PAUSE)
             code = state_of(handle)
-        return bool(code == _SUCCESS)
+        return bool(code == SUCCESS)
 
     def abort(self) -> None:
         """Give it up, and with it all that is under way; at most a few seconds, then elsewhere."""
@@ -225,6 +225,7 @@ class NCCLComm:
         failed: list[BaseException] = []
 
         def run() -> None:
+            relax()
             try:
                 with self.device.entered():
                     function()

@@ -1,6 +1,8 @@
 """Device arrays on several ranks: plans, graphs, groups, hints, compression, meeting, failing."""
 
 import ctypes
+import gc
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +138,18 @@ def test_all_algorithms_agree(together: Together) -> None:
     together(run)
 
 
+def test_registered_memory_is_freed_with_its_communicator(libcuda: ctypes.CDLL) -> None:
+    kept = []
+    for _ in range(3):
+        with pycomm.init("mpi", timeout=20) as comm:
+            for _ in range(5):
+                comm.empty(100_000, device="cuda")
+        gc.collect()
+        time.sleep(0.2)
+        kept.append(libcuda.double_allocated())
+    assert kept[-1] <= kept[0]
+
+
 @pytest.mark.parametrize("hosts", [(0, 0, 1, 1), (0, 1, 1, 1), (0, 1, 0, 1)])
 def test_hierarchies_over_hosts(hosts: tuple[int, ...]) -> None:
     from mpi4py import MPI
@@ -167,11 +181,29 @@ def test_hierarchies_over_hosts(hosts: tuple[int, ...]) -> None:
 def test_hints_to_nccl(together: Together, libnccl: ctypes.CDLL, libcuda: ctypes.CDLL) -> None:
     def run(comm: Communicator) -> None:
         libcuda.double_calls.restype = ctypes.c_ulonglong
-        before = libcuda.double_calls(b"ncclAllReduceConfig")
+        functions = {
+            "all_reduce": b"ncclAllReduceConfig",
+            "reduce": b"ncclReduceConfig",
+            "reduce_scatter": b"ncclReduceScatterConfig",
+            "all_gather": b"ncclAllGatherConfig",
+            "broadcast": b"ncclBroadcastConfig",
+            "all_to_all": b"ncclAlltoAllConfig",
+            "gather": b"ncclGatherConfig",
+        }
+        for name, function in functions.items():
+            before = libcuda.double_calls(function)
+            size = 6 * comm.size
+            x, out = array(comm, np.ones(size)), array(comm, np.zeros(size))
+            if name in ("all_gather", "gather"):
+                x = array(comm, np.ones(6))
+            elif name == "reduce_scatter":
+                out = array(comm, np.zeros(6))
+            getattr(comm, name)(x, out, algorithm="nccl:ring")
+            if name not in ("reduce", "gather") or comm.rank == 0:
+                expected = comm.size if "reduce" in name else 1
+                assert (out.numpy() == expected).all(), name
+            assert libcuda.double_calls(function) == before + 1, name
         x = array(comm, np.ones(10))
-        comm.all_reduce(x, algorithm="nccl:ring")
-        assert (x.numpy() == comm.size).all()
-        assert libcuda.double_calls(b"ncclAllReduceConfig") == before + 1
         for wrong in ("nccl:", "nonsense", "shared", "registered"):
             with pytest.raises(ArgumentValueError):
                 comm.all_reduce(x, algorithm=wrong)
@@ -255,9 +287,7 @@ def test_registered_memory(together: Together, libcuda: ctypes.CDLL) -> None:
         with pytest.raises(ArgumentValueError, match="'host' or 'cuda'"):
             comm.empty(3, device="tpu")
 
-    before = libcuda.double_allocated()
     together(run)
-    assert libcuda.double_allocated() >= before
 
 
 def test_groups_of_ranks(together: Together) -> None:
@@ -316,6 +346,49 @@ def test_what_fails_on_rank_0_fails_on_all(libcuda: ctypes.CDLL, function: str) 
         assert (y.numpy() == comm.size).all()
 
 
+def test_the_environment_chooses_for_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYCOMM_ALGORITHM", "all_reduce=ring")
+    with pycomm.init("mpi", timeout=20) as comm:
+        plan = comm.plan("all_reduce", array(comm, np.ones(10)))
+        assert (plan.algorithm, plan.why) == ("ring", "PYCOMM_ALGORITHM says ring")
+
+
+def test_a_device_that_fails_leaves_the_hosts(libnccl: ctypes.CDLL) -> None:
+    comm = pycomm.init("mpi", timeout=2)
+    x = array(comm, np.ones(10))
+    comm.all_reduce(x)
+    x.numpy()
+    if comm.rank == 0:
+        libnccl.double_mute(ctypes.c_void_p(comm._side.comm.handle), 1)
+    with pytest.raises(CommError) as caught:
+        comm.all_reduce(x, async_op=True).wait()
+    assert isinstance(caught.value, pycomm.NCCLTimeoutError | pycomm.NCCLRemoteError)
+    with pytest.raises(CommError, match="broken"):
+        comm.barrier()
+    if comm.rank or comm.size == 1:
+        left = comm.shrink([0] if comm.size > 1 else [], timeout=20)
+        y = array(left, np.ones(10))
+        left.all_reduce(y, timeout=20)
+        assert (y.numpy() == left.size).all()
+        left.close()
+    comm.abort()
+
+
+def test_the_watchdog_sees_what_nccl_reports(libnccl: ctypes.CDLL) -> None:
+    comm = pycomm.init("mpi", timeout=20)
+    x = array(comm, np.ones(10))
+    comm.all_reduce(x)
+    x.numpy()
+    comm.barrier()
+    libnccl.double_async_error(ctypes.c_void_p(comm._side.comm.handle), 2)
+    moment = time.monotonic() + 5
+    while comm._side.comm.error is None and time.monotonic() < moment:
+        time.sleep(0.01)
+    with pytest.raises(pycomm.NCCLSystemError, match=r"all_reduce|AsyncError"):
+        comm.all_reduce(x)
+    comm.abort()
+
+
 def test_two_ranks_on_one_device_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pycomm.init("mpi", timeout=20, device=0) as comm:
         if comm.size == 1:
@@ -332,17 +405,19 @@ def test_two_ranks_on_one_device_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_handle_that_is_null_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
     from pycomm.bindings.nccl import nccl
+    from pycomm.transports import joining
 
-    with pycomm.init("mpi", timeout=20) as comm:
+    with pycomm.init("mpi", timeout=3) as comm:
         if comm.rank == 0:
             monkeypatch.setitem(nccl.__dict__, "ncclCommInitRankConfig", lambda *_: 0)
-            monkeypatch.setattr(
-                "pycomm.transports.joining.state_of", lambda handle: 0 if not handle else 7
-            )
-        if comm.size > 1:
-            return
-        with pytest.raises(CommError, match="gives no communicator"):
-            comm.all_reduce(Interfaced(np.ones(10), 0))
+            monkeypatch.setattr(joining, "state_of", lambda handle: 0 if not handle else 7)
+        with pytest.raises(CommError) as caught:
+            comm.all_reduce(array(comm, np.ones(10)))
+        told = comm.all_gather_object(str(caught.value))
+        assert "gives no communicator" in told[0]
+        assert comm.size == 1 or all(
+            "no end within" in text or "rank 0" in text for text in told[1:]
+        )
 
 
 def test_leaving_by_an_exception_ends_what_is_under_way() -> None:

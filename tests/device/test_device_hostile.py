@@ -67,6 +67,25 @@ def test_a_group_is_of_one_communicator(alone: Communicator) -> None:
 # --------------------------------------------------------------------------------- interruptions
 
 
+def test_an_interruption_of_the_short_way_breaks_it(
+    alone: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = array(np.ones(100))
+    alone.all_reduce(x)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(alone._side._tools.watch), "mark", interrupted)
+    alone._side._tools.watch.current = None
+    with pytest.raises(KeyboardInterrupt):
+        alone.all_reduce(x)
+    monkeypatch.undo()
+    with pytest.raises(CommError, match="interrupted"):
+        alone.all_reduce(x)
+    assert alone._side.comm.busy == 0
+
+
 @pytest.mark.parametrize("algorithm", ["native", "ring"])
 def test_an_interruption_breaks_it(
     alone: Communicator, monkeypatch: pytest.MonkeyPatch, algorithm: str
@@ -92,8 +111,9 @@ def test_an_interruption_breaks_it(
 # --------------------------------------------------------------------------------------- streams
 
 
-def test_a_wrong_stream_is_found_before_anything_is_sent() -> None:
-    with pycomm.init("local", timeout=20, check=True) as comm:
+@pytest.mark.parametrize("check", [False, True])
+def test_a_wrong_stream_is_found_before_anything_is_sent(check: bool) -> None:
+    with pycomm.init("local", timeout=20, check=check) as comm:
         x = array(np.ones(10))
         comm.all_reduce(x)
         gone = Stream(0)
@@ -105,6 +125,9 @@ def test_a_wrong_stream_is_found_before_anything_is_sent() -> None:
                 comm.all_reduce(x, stream=wrong)
             with pytest.raises(error, match="stream"):
                 comm.send_recv(x, array(np.ones(10)), dest=0, source=0, stream=wrong)
+        lost = array(np.ones(10), handle)
+        with pytest.raises(ArgumentValueError, match="destroyed"):
+            comm.all_reduce(lost)
         assert comm._engine.sequence == before
         comm.all_reduce(x)
 
@@ -148,9 +171,10 @@ def capture(stream: Stream, function: Any) -> None:
         function()
     finally:
         with stream.device.entered():
-            cuda.cuStreamEndCapture(stream.handle, ctypes.byref(graph))
+            code = cuda.cuStreamEndCapture(stream.handle, ctypes.byref(graph))
             if graph.value:
                 cuda.cuGraphDestroy(graph)
+            cuda.check(code, "cuStreamEndCapture")
 
 
 def test_a_capture_takes_no_mark(libcuda: ctypes.CDLL, alone: Communicator) -> None:
@@ -163,6 +187,21 @@ def test_a_capture_takes_no_mark(libcuda: ctypes.CDLL, alone: Communicator) -> N
     capture(stream, plan)
     capture(stream, lambda: alone.all_reduce(x))
     assert libcuda.double_calls(b"cuEventRecord") == before
+
+
+def test_memory_is_freed_beside_a_capture(libcuda: ctypes.CDLL, alone: Communicator) -> None:
+    stream = Stream(0)
+    x = array(np.ones(10), stream.handle)
+    alone.all_reduce(x)
+    dead = [to_device(np.ones(10), 0)]
+
+    def body() -> None:
+        dead.clear()
+        gc.collect()
+        time.sleep(0.2)
+        alone.all_reduce(x)
+
+    capture(stream, body)
 
 
 def test_what_a_capture_cannot_have_is_refused(alone: Communicator) -> None:
@@ -207,6 +246,18 @@ def test_works_are_done_when_it_is_closed() -> None:
     assert "all_reduce" in str(plan)
     with pytest.raises(CommError, match="closed"):
         plan()
+
+
+def test_to_close_is_bounded_also_with_registered_memory(libnccl: ctypes.CDLL) -> None:
+    comm = pycomm.init("local", timeout=1)
+    x = comm.empty(1000, device="cuda")
+    comm.all_reduce(x)
+    libnccl.double_mute(ctypes.c_void_p(comm._side.comm.handle), 1)
+    comm.all_reduce(x, timeout=60)
+    begin = time.monotonic()
+    with pytest.raises(pycomm.NCCLTimeoutError):
+        comm.close()
+    assert time.monotonic() - begin < 9
 
 
 # ---------------------------------------------------------------------------------------- memory

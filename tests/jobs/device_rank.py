@@ -261,7 +261,10 @@ def slow_end(rank: int, size: int, folder: Path) -> Any:
     """NCCL takes its time to destroy and to abort."""
     comm = meet(folder, rank, size, timeout=2)
     works(comm)
+    x = comm.empty(1000, device="cuda")
     library = ctypes.CDLL(nccl.library.path)
+    library.double_mute(ctypes.c_void_p(comm._side.comm.handle), 1)
+    comm.all_reduce(x)
     library.double_slow_destroy(30)
     library.double_stall_abort(30)
     begin = time.monotonic()

@@ -106,11 +106,12 @@ def test_a_rank_that_dies(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_stays_away(tmp_path: Path) -> None:
-    for error, total, _ in job(tmp_path, "stays_away", 3):
+    for rank, (error, total, _) in enumerate(job(tmp_path, "stays_away", 3)):
         assert total == 3
-        if error["kinds"]:
-            assert {"NCCLTimeoutError", "CommTimeoutError"} <= set(error["kinds"]), error
-            assert "all_reduce #" in error["text"]
+        if rank == 2 and not error["kinds"]:
+            continue  # it had nothing under way
+        assert {"NCCLTimeoutError", "CommTimeoutError"} <= set(error["kinds"]), error
+        assert "all_reduce #" in error["text"]
 
 
 def test_an_error_that_nccl_reports(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_host_arrays_do_not_wait_for_the_default_stream(tmp_path: Path) -> None:
 
 def test_the_end_is_bounded(tmp_path: Path) -> None:
     for error, seconds in job(tmp_path, "slow_end", 2):
-        assert "NCCLTimeoutError" in error["kinds"]
+        assert "CommTimeoutError" in error["kinds"]
         assert seconds < 12
 
 
