@@ -150,22 +150,26 @@ class NCCLComm:
         self.handle = 0
 
     def _free(self) -> None:
-        """Free the memory that was registered."""
-        for pointer, window in self._memory:
+        """Free the memory that was registered; as long as nobody has given up waiting for it."""
+        while self._memory and self.handle:
+            pointer, window = self._memory.pop()
             if window and nccl.has(_WINDOWS_SINCE):
                 nccl.ncclCommWindowDeregister(self.handle, window)
             elif window:
                 nccl.ncclCommDeregister(self.handle, window)
             nccl.ncclMemFree(pointer)
-        self._memory.clear()
 
     def _finalize(self) -> None:
         handle = self.handle
         self._free()
+        if not self.handle:
+            return
         code = nccl.ncclCommFinalize(handle) if nccl.has("ncclCommFinalize") else SUCCESS
-        while code == IN_PROGRESS:
+        while code == IN_PROGRESS and self.handle:
             time.sleep(_PAUSE)
             code = state_of(handle)
+        if not self.handle:
+            return
         if code:
             raise nccl.error(code, "ncclCommFinalize", handle)
         nccl.check(nccl.ncclCommDestroy(handle), "ncclCommDestroy")
