@@ -91,7 +91,7 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
         keep : tuple
             What must live until it is done.
         """
-        if engine.owner is not None or engine.state != "open" or engine.check or opened:
+        if engine.owner is not None or engine.state != "open" or opened:
             return False
         engine.owner = comm.thread = get_ident()
         comm.busy += 1  # before the look at what it has failed with, see NCCLComm
@@ -104,8 +104,8 @@ def launcher(side: Failing, engine: Engine, comm: NCCLComm, watch: Watch) -> Lau
             mark = watch.current
             if mark is None or mark.stream != handle or mark.done or mark.timeout != timeout:
                 mark = watch.mark(handle, operation, engine.sequence, timeout)
-            for one in keep:
-                mark.keep[id(one)] = one
+            if keep:
+                mark.keep |= {id(one): one for one in keep}
             get(at)
             if current.value == context:
                 code = function(*given)
