@@ -5,14 +5,12 @@ They are loaded before anybody looks for the real ones, and a copy that is mappe
 
 import ctypes
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.build import Doubles, build
+from doubles.build import Doubles, with_kernels
 
 import pycomm
 from pycomm import Communicator
@@ -28,12 +26,7 @@ def _load() -> Doubles:
         os.environ.setdefault("PYCOMM_DOUBLE_IN_PROGRESS", "2")
     for variable in ("PYCOMM_NCCL_LIB", "CUDA_VISIBLE_DEVICES"):
         os.environ.pop(variable, None)
-    from pycomm.kernels.cuda import NAMES
-
-    # NVRTC looks at the driver that is mapped, and the double is not all that it expects.
-    compiled = "from pycomm.kernels.cuda import _image; _image('sm_90')"
-    subprocess.run([sys.executable, "-c", compiled], check=True)
-    made = build(kernels=NAMES, kernel_source=ROOT / "pycomm" / "kernels" / "device.cu")
+    made = with_kernels()
     os.environ["PYCOMM_DOUBLE_KERNELS"] = str(made.kernels)
     os.environ["PYCOMM_NCCL_LIB"] = str(made.libnccl)
     return made

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parent.parent / "pycomm" / "kernels" / "device.cu"
 DEFAULT_PLACE = HERE.parent.parent / "build" / "doubles"
 NCCL_VERSION = 23203
 
@@ -136,6 +137,19 @@ def _exports(nccl_version: int) -> str:
     newer = [names.split() for names, since in SINCE.items() if since > nccl_version]
     hidden = "".join(f" {name};" for names in newer for name in names)
     return f"{{ global: nccl[A-Z]*; double_*; local:{hidden} *; }};\n"
+
+
+def with_kernels(nccl_version: int = NCCL_VERSION) -> Doubles:
+    """Return doubles that run pycomm's kernels, and see to it that those are compiled for real.
+
+    By a process of its own: NVRTC looks at the driver that it finds mapped, and the double is not
+    all that it expects.
+    """
+    from pycomm.kernels.cuda import NAMES
+
+    script = "from pycomm.kernels.cuda import _image; _image('sm_90')"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    return build(nccl_version, NAMES, KERNELS)
 
 
 def _compile(command: list[str], sources: Sequence[Path], target: Path, last: list[str]) -> None:

@@ -105,19 +105,13 @@ def steps(doubles: bool) -> list[Step]:
 def doubles_environment() -> dict[str, str]:
     """Compile the doubles; return what lets a process find them."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from doubles.build import build
+    from doubles.build import with_kernels
 
-    from pycomm.kernels.cuda import NAMES
-
-    made = build(kernels=NAMES, kernel_source=ROOT / "pycomm" / "kernels" / "device.cu")
-    environ = made.environment() | {
+    os.environ.update(cache())
+    return with_kernels().environment() | {
         "PYCOMM_GPU_DOUBLES": "1",
         "PYCOMM_DOUBLE_DELAY_US": os.environ.get("PYCOMM_DOUBLE_DELAY_US", "20"),
     }
-    # NVRTC looks at the driver that is mapped, and the double is not all that it expects.
-    line = [sys.executable, "-c", "from pycomm.kernels.cuda import _image; _image('sm_90')"]
-    subprocess.run(line, check=True, env=os.environ | cache(), timeout=120)
-    return environ
 
 
 def cache() -> dict[str, str]:

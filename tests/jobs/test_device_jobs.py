@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.build import NCCL_VERSION, build
-
-from pycomm.kernels.cuda import NAMES
+from doubles.build import NCCL_VERSION, build, with_kernels
 
 RANK = Path(__file__).with_name("device_rank.py")
 ROOT = RANK.parent.parent.parent
@@ -27,13 +25,7 @@ def job(
     version: int = NCCL_VERSION,
 ) -> list[Any]:
     """Return what each rank returned; a rank that fails fails the test with its output."""
-    kernels = ROOT / "pycomm" / "kernels" / "device.cu"
-    doubles = build(version, NAMES, kernels)
-    folder = {"XDG_CACHE_HOME": str(ROOT / "build" / "cache")}
-    environ = os.environ | doubles.environment() | folder
-    # NVRTC looks at the driver that it finds, and the double is not all that it expects.
-    compiled = "from pycomm.kernels.cuda import _image; _image('sm_90')"
-    subprocess.run([sys.executable, "-c", compiled], check=True, env=os.environ | folder)
+    environ = os.environ | with_kernels(version).environment()
     ranks = [
         subprocess.Popen(
             [sys.executable, str(RANK), scenario, str(rank), str(size), str(tmp_path)],
