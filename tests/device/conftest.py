@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def _load() -> Doubles:
-    os.environ["XDG_CACHE_HOME"] = str(ROOT / "build" / "cache")
     os.environ.setdefault("PYCOMM_DOUBLE_DELAY_US", "20")
     if os.environ.get("OMPI_COMM_WORLD_SIZE") == "3":
         # NCCL takes calls over later than it returns from them, as it may.
@@ -27,8 +26,7 @@ def _load() -> Doubles:
     for variable in ("PYCOMM_NCCL_LIB", "CUDA_VISIBLE_DEVICES"):
         os.environ.pop(variable, None)
     made = with_kernels()
-    os.environ["PYCOMM_DOUBLE_KERNELS"] = str(made.kernels)
-    os.environ["PYCOMM_NCCL_LIB"] = str(made.libnccl)
+    os.environ.update(made.environment())
     return made
 
 

@@ -64,6 +64,7 @@ class Doubles:
         variables = {"LD_LIBRARY_PATH": ":".join(path), "PYCOMM_NCCL_LIB": str(self.libnccl)}
         if self.kernels is not None:
             variables["PYCOMM_DOUBLE_KERNELS"] = str(self.kernels)
+            variables["XDG_CACHE_HOME"] = str(_cache())
         return variables
 
 
@@ -148,8 +149,14 @@ def with_kernels(nccl_version: int = NCCL_VERSION) -> Doubles:
     from pycomm.kernels.cuda import NAMES
 
     script = "from pycomm.kernels.cuda import _image; _image('sm_90')"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    environ = os.environ | {"XDG_CACHE_HOME": str(_cache())}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environ)
     return build(nccl_version, NAMES, KERNELS)
+
+
+def _cache() -> Path:
+    """Return where kernels are kept that were compiled for real."""
+    return _writable(DEFAULT_PLACE) / "cache"
 
 
 def _compile(command: list[str], sources: Sequence[Path], target: Path, last: list[str]) -> None:

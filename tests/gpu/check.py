@@ -107,7 +107,6 @@ def doubles_environment() -> dict[str, str]:
     sys.path.insert(0, str(ROOT / "tests"))
     from doubles.build import with_kernels
 
-    os.environ.update(cache())
     return with_kernels().environment() | {
         "PYCOMM_GPU_DOUBLES": "1",
         "PYCOMM_DOUBLE_DELAY_US": os.environ.get("PYCOMM_DOUBLE_DELAY_US", "20"),
