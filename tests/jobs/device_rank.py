@@ -214,6 +214,18 @@ def dropped(rank: int, size: int, folder: Path) -> Any:
     return seconds, time.monotonic() - begin
 
 
+_kept: list[Any] = []  # until the interpreter ends
+
+
+def leaves_stuck(rank: int, size: int, folder: Path) -> Any:
+    """The process ends with something stuck, in a cycle and in the globals of a module."""
+    comm = meet(folder, rank, size, timeout=30)
+    works(comm)
+    if rank != size - 1:
+        _kept.append((comm, _kept, stuck(comm)))
+    return True
+
+
 def shrunk_in_flight(rank: int, size: int, folder: Path) -> Any:
     """Works of a communicator that is shrunk have failed."""
     comm = meet(folder, rank, size, timeout=10)

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,12 @@ def test_a_communicator_is_dropped_with_something_stuck(tmp_path: Path) -> None:
     assert freed < 6
 
 
+def test_a_process_ends_with_something_stuck(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    assert job(tmp_path, "leaves_stuck", 2) == [True, True]
+    assert time.monotonic() - begin < 20
+
+
 def test_works_of_a_shrunk_communicator_have_failed(tmp_path: Path) -> None:
     for error, total in job(tmp_path, "shrunk_in_flight", 3, silent=(2,))[:2]:
         assert "CommError" in error["kinds"]
@@ -176,6 +183,7 @@ def test_devices_are_known_by_what_the_driver_says() -> None:
         "-1": [],
         "": [],
         "0,9": [0],
+        "MIG-" + third[4:]: [],
     }.items():
         found = visible(CUDA_VISIBLE_DEVICES=text)
         assert found == [all_of_them[number] for number in numbers], text
