@@ -14,7 +14,7 @@ import numpy as np
 
 from pycomm.errors import ArgumentTypeError
 
-__all__ = ["CUDA_DEVICES", "HOST_DEVICES", "Exported", "export", "from_dlpack", "read"]
+__all__ = ["CUDA_DEVICES", "HOST_DEVICES", "Exported", "export", "from_dlpack", "peek", "read"]
 
 #: DLDeviceType values whose memory the host can read: CPU, pinned by CUDA, pinned by ROCm.
 HOST_DEVICES = frozenset({1, 3, 11})
@@ -62,6 +62,8 @@ class _Tensor(ctypes.Structure):
 # strides, byte offset; and what comes before in the versioned form: version, two addresses, flags.
 _TENSOR = struct.Struct("QiiiBBHQQQ")
 _HEAD = struct.Struct("IIQQQ")
+_BOTH = _HEAD.size + _TENSOR.size
+_WHERE = struct.Struct("Q8xi4xQQQ")  # what of a tensor is no fact but a place: and its axes
 
 
 class _VersionedHead(ctypes.Structure):
@@ -159,6 +161,29 @@ def read(x: Any, stream: int | None = None) -> Exported:
         strides = tuple(step * dtype.itemsize for step in _numbers(strides_at, ndim))
     shape = _numbers(shape_at, ndim)
     return Exported(data + offset, shape, strides, dtype, readonly, (kind, number), capsule)
+
+
+def peek(x: Any, stream: int) -> tuple[tuple[bytes, ...], int, Any]:
+    """Return what `x` exports, to be compared, its pointer, and the capsule; quicker than `read`.
+
+    What is equal describes memory of equal device, dtype, shape and strides, and is as read-only.
+
+    Raises
+    ------
+    Exception
+        Whatever is wrong with it, which `read` can say.
+    """
+    capsule = x.__dlpack__(max_version=(1, 0), stream=stream)
+    if _is_valid(capsule, b"dltensor_versioned"):
+        raw = ctypes.string_at(_get_pointer(capsule, b"dltensor_versioned"), _BOTH)
+        head, raw = raw[: _HEAD.size], raw[_HEAD.size :]
+        head = head[:8] + head[24:]  # version and flags
+    else:
+        head, raw = b"", ctypes.string_at(_get_pointer(capsule, b"dltensor"), _TENSOR.size)
+    data, ndim, shape_at, strides_at, offset = _WHERE.unpack(raw)
+    shape = ctypes.string_at(shape_at, 8 * ndim) if ndim > 0 else b""
+    strides = ctypes.string_at(strides_at, 8 * ndim) if strides_at and ndim > 0 else b""
+    return (head, raw[8:24], shape, strides), data + offset, capsule
 
 
 def _numbers(address: int, count: int) -> tuple[int, ...]:

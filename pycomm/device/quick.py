@@ -303,13 +303,10 @@ def _by_interface(x: Any, device: int) -> Said | None:
 def _by_dlpack(x: Any, device: int) -> Said | None:
     try:
         stream = current_stream(x, device) or LEGACY
-        found = dlpack.read(x, stream)
+        facts, pointer, capsule = dlpack.peek(x, stream)
     except Exception:  # the long way tells what is wrong
         return None
-    if not found.pointer or found.device[0] not in dlpack.CUDA_DEVICES:
-        return None
-    facts = (found.shape, found.dtype, found.strides, found.readonly)
-    return facts, found.pointer, stream, False, found.capsule
+    return (facts, pointer, stream, False, capsule) if pointer else None
 
 
 def _own(x: DeviceArray, device: int) -> Said:
