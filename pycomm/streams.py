@@ -44,6 +44,15 @@ _QUICK_LOOKS = 1000
 _PAUSE = 5e-5  # seconds between looks after that
 
 
+def _made(device: Device, function: str, flags: int) -> int:
+    """Return the handle of what a function of the driver makes in the context of a device."""
+    handle = ctypes.c_void_p()
+    with device.entered():
+        code = getattr(cuda, function)(ctypes.byref(handle), int(flags))
+    cuda.check(code, function)
+    return handle.value or 0
+
+
 class Event:
     """A point in the work of a stream.
 
@@ -57,13 +66,7 @@ class Event:
 
     def __init__(self, device: Device | int = 0) -> None:
         self.device = device if isinstance(device, Device) else get_device(device)
-        handle = ctypes.c_void_p()
-        with self.device.entered():
-            code = cuda.cuEventCreate(
-                ctypes.byref(handle), int(CUevent_flags.CU_EVENT_DISABLE_TIMING)
-            )
-        cuda.check(code, "cuEventCreate")
-        self.handle = handle.value or 0
+        self.handle = _made(self.device, "cuEventCreate", CUevent_flags.CU_EVENT_DISABLE_TIMING)
 
     def record(self, stream: Any) -> None:
         """Mark what has been given to `stream` so far."""
@@ -125,13 +128,7 @@ class Stream:
 
     def __init__(self, device: Device | int = 0) -> None:
         self.device = device if isinstance(device, Device) else get_device(device)
-        handle = ctypes.c_void_p()
-        with self.device.entered():
-            code = cuda.cuStreamCreate(
-                ctypes.byref(handle), int(CUstream_flags.CU_STREAM_NON_BLOCKING)
-            )
-        cuda.check(code, "cuStreamCreate")
-        self.handle = handle.value or 0
+        self.handle = _made(self.device, "cuStreamCreate", CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of this protocol and the handle."""

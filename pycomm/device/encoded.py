@@ -142,6 +142,14 @@ class DeviceEncoded:
             residual=residual,
         )  # fmt: skip
 
+    def _decode(self, codes: list[int], out: int, stream: int) -> None:
+        """Decode the pieces of all ranks into their places in the result."""
+        for source, (start, stop) in zip(codes, self._bounds, strict=True):
+            self._kernels.decode(
+                self._codec.format, source, out + start * _ITEM, stop - start, stream,
+                shift=self._shift,
+            )  # fmt: skip
+
     def _pieces(self, sizes: list[int], memory: StreamMemory) -> list[int]:
         """Return the addresses of aligned pieces of one block of scratch."""
         room = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
@@ -189,11 +197,7 @@ class DeviceEncoded:
             [(peer, result[peer], sizes[peer]) for peer in peers if lengths[peer]],
         )
         result[rank] = gone[rank]
-        for peer in range(size):
-            self._kernels.decode(
-                self._codec.format, result[peer], out + starts[peer] * _ITEM, lengths[peer], stream,
-                shift=self._shift,
-            )  # fmt: skip
+        self._decode(result, out, stream)
         if self._after != 1:
             row = DTYPES["float32"]
             self._kernels.scale(out, out, row, float(self._after), sum(lengths), stream)
@@ -245,11 +249,7 @@ class DeviceEncoded:
                 [(peer, codes[rank], encoded) for peer in peers],
                 [(peer, codes[peer], encoded) for peer in peers],
             )
-        for peer in range(size):
-            self._kernels.decode(
-                self._codec.format, codes[peer], out + peer * count * _ITEM, count, stream,
-                shift=self._shift,
-            )  # fmt: skip
+        self._decode(codes, out, stream)
 
     def describe(self) -> list[str]:
         """Return the lines of a plan that tell what is done."""

@@ -5,15 +5,14 @@ They are loaded before anybody looks for the real ones, and a copy that is mappe
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from doubles.build import Doubles, with_kernels
+from support.ranks import comm, together
 
-import pycomm
-from pycomm import Communicator
+__all__ = ["comm", "together"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -61,29 +60,3 @@ def _checked() -> Iterator[None]:
     assert LIBCUDA.double_races() == 0, LIBCUDA.double_last_race().decode()
     assert LIBNCCL.double_misuse() == misuse, LIBNCCL.double_last_misuse().decode()
     assert LIBCUDA.double_context_depth() == depth
-
-
-@pytest.fixture
-def comm() -> Iterator[Communicator]:
-    """A communicator of all ranks, of its own for each test, with a device for each rank."""
-    with pycomm.init("mpi", timeout=30) as world:
-        yield world
-
-
-@pytest.fixture
-def together(comm: Communicator) -> Callable[..., None]:
-    """Run something on all ranks, and fail on all of them if it fails on any."""
-
-    def run(function: Callable[..., Any], *args: Any) -> None:
-        failure: Exception | None = None
-        try:
-            function(comm, *args)
-        except Exception as error:
-            failure = error
-        told = comm.all_gather_object(None if failure is None else f"{failure!r}")
-        if failure is not None:
-            raise failure
-        others = {rank: text for rank, text in enumerate(told) if text is not None}
-        assert not others, others
-
-    return run

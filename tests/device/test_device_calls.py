@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gpu import Interfaced, read_back, to_device
+from support.gpu import Interfaced, graph_of, read_back, to_device
 
 import pycomm
 from pycomm import ArgumentTypeError, ArgumentValueError, CommError, Communicator, MismatchError
 from pycomm.algorithms import names
 from pycomm.algorithms.compression import Cast, ErrorFeedback
-from pycomm.bindings.cuda import cuda
 from pycomm.devices import get_device
 from pycomm.streams import Stream
 
@@ -63,21 +62,11 @@ def test_a_plan_is_captured_as_a_graph(together: Together, what: str) -> None:
         plan = comm.plan("all_reduce", x, out, **options)
         plan()
         stream.synchronize()
-        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
-        with device.entered():
-            cuda.check(cuda.cuStreamBeginCapture_v2(stream.handle, 0), "cuStreamBeginCapture")
-            plan()
-            code = cuda.cuStreamEndCapture(stream.handle, ctypes.byref(graph))
-            cuda.check(code, "cuStreamEndCapture")
-            code = cuda.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, 0)
-            cuda.check(code, "cuGraphInstantiate")
-        for value in (1, 2, 4):
-            x.base.fill(value)
-            with device.entered():
-                cuda.check(cuda.cuGraphLaunch(ready, stream.handle), "cuGraphLaunch")
-            assert (out.numpy() == value * comm.size).all()
-        cuda.check(cuda.cuGraphExecDestroy(ready), "cuGraphExecDestroy")
-        cuda.check(cuda.cuGraphDestroy(graph), "cuGraphDestroy")
+        with graph_of(plan, stream) as launch:
+            for value in (1, 2, 4):
+                x.base.fill(value)
+                launch()
+                assert (out.numpy() == value * comm.size).all()
 
     together(run)
 

@@ -1,6 +1,5 @@
 """The checks that ranks make together on one GPU: ``steps.py STEP RANK SIZE FOLDER``."""
 
-import ctypes
 import platform
 import sys
 import time
@@ -12,7 +11,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.gpu import Interfaced, Packed, to_device, write_late
+from support.gpu import Interfaced, Packed, graph_of, to_device, write_late
 
 from gpu.meeting import DOUBLES, Meeting, SkipStep, main
 from pycomm import CommError, CommTimeoutError, Communicator, LibraryNotFoundError
@@ -306,22 +305,13 @@ def graph(meeting: Meeting) -> Any:
             plan = comm.plan("all_reduce", x, out, **options)
             plan()
             stream.synchronize(20)
-            captured, ready = ctypes.c_void_p(), ctypes.c_void_p()
-            with device.entered():
-                cuda.check(cuda.cuStreamBeginCapture_v2(stream.handle, 0), "cuStreamBeginCapture")
-                plan()
-                code = cuda.cuStreamEndCapture(stream.handle, ctypes.byref(captured))
-                cuda.check(code, "cuStreamEndCapture")
-                code = cuda.cuGraphInstantiateWithFlags(ctypes.byref(ready), captured, 0)
-                cuda.check(code, "cuGraphInstantiate")
-            for value in (1, 2, 4):
-                x.base.fill(value)
-                with device.entered():
-                    cuda.check(cuda.cuGraphLaunch(ready, stream.handle), "cuGraphLaunch")
-                stream.synchronize(20)
-                same(out.base.copy(), np.full(5001, value * comm.size, np.float32), (what, value))
-            cuda.check(cuda.cuGraphExecDestroy(ready), "cuGraphExecDestroy")
-            cuda.check(cuda.cuGraphDestroy(captured), "cuGraphDestroy")
+            with graph_of(plan, stream) as launch:
+                for value in (1, 2, 4):
+                    x.base.fill(value)
+                    launch()
+                    stream.synchronize(20)
+                    total = np.full(5001, value * comm.size, np.float32)
+                    same(out.base.copy(), total, (what, value))
             plan()
             told[what] = 3
     return {"launches": told}

@@ -1,6 +1,8 @@
 """Arrays of frameworks that do not exist, in device memory: each speaks one protocol."""
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -94,3 +96,24 @@ def write_late(base: DeviceArray, values: Array, stream: int) -> ctypes.Array[An
 
 
 __all__ = ["Interfaced", "Packed", "read_back", "to_device", "write_late"]
+
+
+@contextmanager
+def graph_of(run: Callable[[], Any], stream: Stream) -> Iterator[Callable[[], None]]:
+    """Capture what `run` gives to a stream as a CUDA graph, and yield what launches it there."""
+    graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+    with stream.device.entered():
+        cuda.check(cuda.cuStreamBeginCapture_v2(stream.handle, 0), "cuStreamBeginCapture")
+        run()
+        code = cuda.cuStreamEndCapture(stream.handle, ctypes.byref(graph))
+        cuda.check(code, "cuStreamEndCapture")
+        code = cuda.cuGraphInstantiateWithFlags(ctypes.byref(ready), graph, 0)
+        cuda.check(code, "cuGraphInstantiate")
+
+    def launch() -> None:
+        with stream.device.entered():
+            cuda.check(cuda.cuGraphLaunch(ready, stream.handle), "cuGraphLaunch")
+
+    yield launch
+    cuda.check(cuda.cuGraphExecDestroy(ready), "cuGraphExecDestroy")
+    cuda.check(cuda.cuGraphDestroy(graph), "cuGraphDestroy")
