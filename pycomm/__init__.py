@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pycomm.device.plans import DevicePlan
     from pycomm.device_arrays import DeviceArray
     from pycomm.streams import Event, Stream
+    from pycomm.topology.manager import TopologyManager
 
 __all__ = [
     "ArgumentTypeError",
@@ -70,6 +71,7 @@ __all__ = [
     "ReduceOp",
     "ScheduleError",
     "Stream",
+    "TopologyManager",
     "UnsupportedError",
     "Work",
     "get_unique_id",
@@ -78,18 +80,19 @@ __all__ = [
     "run_local",
 ]
 
-# What belongs to CUDA is imported by whoever asks for it.
-_ON_DEVICES = {
+# What belongs to CUDA or looks at the machine is imported by whoever asks for it.
+_ON_DEMAND = {
     "DeviceArray": "pycomm.device_arrays",
     "DevicePlan": "pycomm.device.plans",
     "Event": "pycomm.streams",
     "Stream": "pycomm.streams",
+    "TopologyManager": "pycomm.topology.manager",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_DEVICES:
-        return getattr(import_module(_ON_DEVICES[name]), name)
+    if name in _ON_DEMAND:
+        return getattr(import_module(_ON_DEMAND[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

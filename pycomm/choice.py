@@ -146,6 +146,7 @@ class Choices:
         self.overrides: Mapping[str, str] = {}
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
+        self._tuned = False
         self.segment = SEGMENT
         self.saturated = 0
         self.host: SharedHost | None = None
@@ -169,6 +170,33 @@ class Choices:
         self.model = model
         self.bandwidths = bandwidths
         self.source = self.model_source = source
+        self._tuned = True
+        self.forget()
+
+    def follow(
+        self, groups: Groups, bandwidths: tuple[float, ...] | None, model: Model | None, source: str
+    ) -> None:
+        """Go by a topology that was looked at; equal on all ranks.
+
+        Parameters
+        ----------
+        groups : Groups
+            The ranks host by host, the hosts in the order of a ring.
+        bandwidths : tuple of float, optional
+            How fast the road of each rank to other hosts is, if that differs.
+        model : Model, optional
+            What predictions go by from now on, if nothing was measured for this layout before.
+        source : str
+            Where all of it comes from.
+        """
+        hosts = hosts_of(groups)
+        if sorted(map(sorted, hosts)) != sorted(map(sorted, hosts_of(self.groups))):
+            self.host = None  # the library sees other hosts, and memory is shared within those
+        self.groups = groups if len(hosts) > 1 else hosts[0]
+        self.hosts = len(hosts)
+        self.bandwidths = bandwidths
+        if model is not None and not self._tuned:
+            self.model, self.model_source = model, source
         self.forget()
 
     def forget(self) -> None:

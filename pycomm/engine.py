@@ -102,6 +102,9 @@ class Engine(Lifecycle):
         Where a `key` of all its arguments is given, the call may be remembered under it. Device
         arrays go to `stream`.
         """
+        if self.sequence >= self.boundary_at and not call.on_device:
+            self.pass_boundary(call.operation or call.collective)
+            call.choice = None
         choice = call.choice
         if choice is None and call.on_device:
             return self.on_device().run(call, algorithm, timeout, async_op, stream, key)
@@ -113,6 +116,11 @@ class Engine(Lifecycle):
                 call.choice = choice
                 self.choices.recent.put(key, call)
         return self.start(call, choice, algorithm, timeout, async_op)
+
+    def advance(self) -> None:
+        """Make progress with works in flight, in a wait for something else."""
+        if self._active and self.state == "open":
+            self._advance_all()
 
     def on_device(self) -> "DeviceCalls":
         """Return what serves device arrays."""

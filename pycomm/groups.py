@@ -121,10 +121,13 @@ class Groups(Resources):
             transport = await_transport(engine.transport.split(members), deadline, "split")
         except BaseException as error:
             raise engine.fail(error, "split", None) from error.__cause__
-        return self._child(transport)
+        return self.over_transport(transport)
 
-    def _child(self, transport: Any) -> Self:
-        """Return the communicator over a transport that came out of this one."""
+    def over_transport(self, transport: Any) -> Self:
+        """Return the communicator over a transport that came out of this one's.
+
+        For pycomm itself. It is closed with this one.
+        """
         engine = self._engine
         self._splits += 1
         family, label = engine.waiter.family, f"{engine.label}/{self._splits}"
@@ -172,7 +175,7 @@ class Groups(Resources):
             transport = shrink(gone, deadline, f"{engine.label}/shrunk")
             if engine.state == "open":
                 engine.break_off(CommError("it was shrunk"), "shrink")
-            return self._child(transport)
+            return self.over_transport(transport)
         members = [rank for rank in range(self._size) if rank not in gone]
         return self._new_group(members, timeout)
 

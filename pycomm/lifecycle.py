@@ -1,5 +1,6 @@
 """The life of a communicator: open, broken, closed, aborted or lost, and what that means."""
 
+import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,6 +88,10 @@ class Lifecycle:
         self.device: DeviceCalls | None = None
         self._reason = ""
         self._active: list[Work] = []
+        #: The number of the call before which `boundary` is called, the same on all ranks.
+        self.boundary_at = sys.maxsize
+        #: Where all ranks are between the same two calls: may change what calls are made of.
+        self.boundary: Callable[[], None] | None = None
 
     def enter(self, operation: str) -> None:
         """Take the communicator for one call of this thread; the caller clears the owner."""
@@ -104,6 +109,18 @@ class Lifecycle:
                 rank=self.transport.rank,
             )
         self.owner = get_ident()
+
+    def pass_boundary(self, operation: str) -> None:
+        """Do what all ranks do before the call that is next."""
+        self.enter(operation)
+        self.owner = None  # what is done there may look after works in flight
+        if self.boundary is not None:
+            self.boundary()
+
+    @property
+    def busy(self) -> bool:
+        """Whether works are in flight."""
+        return bool(self._active)
 
     def fail(
         self,

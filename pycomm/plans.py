@@ -60,7 +60,10 @@ class Plan:
         if self._work is not None:
             self._work.wait()  # on all ranks, whether or not it is done already on this one
             self._work = None
-        result = self._engine.start(
+        engine = self._engine
+        if engine.sequence >= engine.boundary_at:
+            engine.pass_boundary(self.collective)
+        result = engine.start(
             self._call,
             self._choice,
             self._asked,

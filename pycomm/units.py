@@ -4,7 +4,7 @@ import re
 
 from pycomm.errors import ArgumentValueError
 
-__all__ = ["format_bytes", "format_seconds", "parse_size"]
+__all__ = ["format_bytes", "format_rate", "format_seconds", "parse_size"]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -25,6 +25,15 @@ def format_bytes(nbytes: float) -> str:
             return f"{nbytes:.4g} {unit}"
         nbytes /= 1024
     return f"{nbytes:.4g} GiB"
+
+
+def format_rate(rate: float) -> str:
+    """Return bytes per second with a decimal unit, as links are rated, to three digits."""
+    for unit in ("B/s", "kB/s", "MB/s"):
+        if rate < 999.5:
+            return f"{rate:.3g} {unit}"
+        rate /= 1000
+    return f"{rate:.4g} GB/s"
 
 
 def format_seconds(seconds: float) -> str:

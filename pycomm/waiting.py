@@ -47,6 +47,8 @@ class Waiter:
     label: str
     #: The waiters of all communicators that grew out of one `init`: each answers for all.
     family: "list[Waiter]"
+    #: What else has to go on while this rank waits here, if anything.
+    beside: "Callable[[], None] | None" = None
     gave_up: dict[int, str] = field(default_factory=dict)
     left: dict[int, str] = field(default_factory=dict)
     _answers: dict[int, str] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Waiter:
             If a peer has left the communicator.
         """
         idle, clock, moment = self.transport.idle, time.monotonic, deadline.moment
+        beside = self.beside
         spins = 0
         notes_at = 0.0
         while not ready():
@@ -93,6 +96,8 @@ class Waiter:
                 notes_at = now + _NOTES_EVERY
             if now >= moment:
                 raise self._timed_out(_Place(operation, sequence), deadline, peers)
+            if beside is not None:
+                beside()
             idle(spins)
 
     def leave(self, reason: BaseException, seconds: float = 0.5) -> None:
@@ -107,6 +112,12 @@ class Waiter:
         """Answer no more for this communicator: it has ended."""
         if self in self.family:
             self.family.remove(self)
+
+    def answer(self, operation: str) -> None:
+        """Answer peers who ask, from a wait that is none of this object's."""
+        place = _Place(operation)
+        for waiter in tuple(self.family):
+            waiter._take_notes(None, place, self.label)
 
     def give_up(self, where: str) -> None:
         """Tell all peers that this rank has given up at `where`, without waiting."""

@@ -7,6 +7,9 @@
   hosts exec I -- COMMAND...     one command on host I
   hosts shape RATE DELAY         links of RATE each way (1gbit, 200mbit, none) and DELAY between
                                  any two hosts, one way (0.2ms, 50us, 0); `shape none 0` undoes it
+  hosts slow I RATE              the link of one host, each way, until the next shape or heal
+  hosts cut I                    pull the cable of a host: it sees no carrier
+  hosts heal I                   plug it in again, with the rate of the shape
   hosts bytes                    what every host has sent so far, in bytes: "h1 12345"
   hosts status                   addresses, processes, shape
   hosts check                    whether this machine can do it; says what is missing
@@ -49,6 +52,7 @@ SWITCH = "switch"
 PROGRAMS = ("ip", "tc", "unshare", "nsenter", "mount", "hostname")
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
 OWN_PROCESSES = ("--pid", "--mount-proc")
+RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 PATIENCE = 10.0  # seconds until something that takes milliseconds has failed
 FRAME = 1514  # bytes of the longest frame on a link
 
@@ -249,8 +253,7 @@ class Hosts:
 
     def become(self, index: int, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Turn this process into a command on a host."""
-        if not 0 <= index <= self.count:
-            raise HostsError(f"there is no host {index}")
+        self._check(index)
         name = f"h{index}"
         holder = self._holder(name)
         own = (f"--pid=/proc/{holder}/ns/pid_for_children",) if index > 0 else ()
@@ -314,37 +317,68 @@ class Hosts:
 
     def shape(self, rate: str, delay: str) -> None:
         """Give all links a rate and a delay."""
-        rates = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
         delays = {"us": 1e3, "ms": 1e6, "s": 1e9}
-        bits = parse(rate, rates, "none", "RATE is like 1gbit, 200mbit or none")
+        bits = parse(rate, RATES, "none", "RATE is like 1gbit, 200mbit or none")
         nanoseconds = parse(delay, delays, "0", "DELAY is like 0.2ms, 50us or 0")
         names = self._names()
         if nanoseconds:
             self._compile()
         if relay := self._process("relay"):
             os.kill(relay, signal.SIGKILL)
-        # What may leave at once: what the wire carries while a timer is late, at least one frame.
-        burst = max(bits // 8 // 50_000, FRAME + 100)
-        limit = f"{bits}bit burst {burst} cburst {burst} quantum 60000"
-        for index, name in enumerate(names):
-            port = f"p{index}"
-            self._net(name, "tc", "qdisc del dev eth0 root", strict=False)
-            self._net(SWITCH, "tc", f"qdisc del dev {port} root", strict=False)
-            if bits:
-                self._net(name, "tc", "qdisc add dev eth0 root handle 1: htb default 1")
-                self._net(name, "tc", f"class add dev eth0 parent 1: classid 1:1 htb rate {limit}")
-            if bits and not nanoseconds:
-                # When several hosts send to one: its way in has a rate too, and a limited queue.
-                queue = f"tbf rate {bits}bit burst 70kb limit 4mb"
-                self._net(SWITCH, "tc", f"qdisc add dev {port} root {queue}")
+        for index in range(len(names)):
+            self._limit(index, bits, inwards=not nanoseconds)
             bridge = "nomaster" if nanoseconds else "master br0"
-            self._net(SWITCH, "ip", f"link set {port} {bridge}")
+            self._net(SWITCH, "ip", f"link set p{index} {bridge}")
         if nanoseconds:
             enter = ["nsenter", "-t", str(self._holder(SWITCH)), "--net"]
             ports = [f"p{index}" for index in range(len(names))]
             relay_program = str(self.folder / "relay" / "relay")
             self._start("relay", [*enter, relay_program, str(nanoseconds), str(bits), *ports])
         (self.folder / "shape").write_text(f"{rate} {delay}")
+
+    def _limit(self, index: int, bits: int, *, inwards: bool) -> None:
+        """Give the link of a host a rate, on its way out, and on its way in if the relay does not.
+
+        0 bits a second are as many as this machine can.
+        """
+        name, port = f"h{index}", f"p{index}"
+        self._net(name, "tc", "qdisc del dev eth0 root", strict=False)
+        self._net(SWITCH, "tc", f"qdisc del dev {port} root", strict=False)
+        if not bits:
+            return
+        # What may leave at once: what the wire carries while a timer is late, at least one frame.
+        burst = max(bits // 8 // 50_000, FRAME + 100)
+        limit = f"{bits}bit burst {burst} cburst {burst} quantum 60000"
+        self._net(name, "tc", "qdisc add dev eth0 root handle 1: htb default 1")
+        self._net(name, "tc", f"class add dev eth0 parent 1: classid 1:1 htb rate {limit}")
+        if inwards:
+            # When several hosts send to one: its way in has a rate too, and a limited queue.
+            queue = f"tbf rate {bits}bit burst 70kb limit 4mb"
+            self._net(SWITCH, "tc", f"qdisc add dev {port} root {queue}")
+
+    def slow(self, index: int, rate: str) -> None:
+        """Give the link of one host another rate, in both directions."""
+        self._check(index)
+        self._limit(
+            index, parse(rate, RATES, "none", "RATE is like 1gbit or 200mbit"), inwards=True
+        )
+
+    def cut(self, index: int) -> None:
+        """Pull the cable of a host."""
+        self._check(index)
+        self._net(SWITCH, "ip", f"link set p{index} down")
+
+    def heal(self, index: int) -> None:
+        """Plug the cable of a host in again, with the rate that all links have."""
+        self._check(index)
+        shape = self.folder / "shape"
+        rate, delay = shape.read_text().split() if shape.exists() else ("none", "0")
+        self._limit(index, parse(rate, RATES, "none", ""), inwards=delay == "0")
+        self._net(SWITCH, "ip", f"link set p{index} up")
+
+    def _check(self, index: int) -> None:
+        if not 0 <= index <= self.count:
+            raise HostsError(f"there is no host {index}")
 
     def _compile(self) -> None:
         """Make the program of the relay."""
@@ -423,6 +457,12 @@ def command(words: Sequence[str]) -> None:
                 raise HostsError(reason)
         case ["shape", rate, delay]:
             hosts.shape(rate, delay)
+        case ["slow", index, rate] if index.isdecimal():
+            hosts.slow(int(index), rate)
+        case ["cut", index] if index.isdecimal():
+            hosts.cut(int(index))
+        case ["heal", index] if index.isdecimal():
+            hosts.heal(int(index))
         case ["exec", index, "--", _, *_] if index.isdecimal():
             hosts.become(int(index), words[3:], os.environ)
         case ["run", "-n", ranks, *rest] if ranks.isdecimal() and "--" in rest[:-1]:

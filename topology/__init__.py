@@ -1,7 +1,9 @@
-"""What a machine is made of, and which groups follow from that.
+"""What a machine is made of, how it is, and which groups follow from that.
 
-`graph` holds the records, `smi` and `nccl_xml` read them from what the tools of vendors print, and
-`groups` draws conclusions. All of it is pure: text in, records out.
+`graph` holds the records, `smi` and `nccl_xml` read them from what the tools of vendors print,
+`groups` and `clusters` draw conclusions, and `health` turns samples into states: all of that is
+pure. `probes` look at this host, and at pairs of ranks. `manager` puts it together for the ranks of
+a job; it is `pycomm.TopologyManager`.
 """
 
 from pycomm.topology.graph import Gpu, Host, Link, LinkKind, Nic, NumaNode, State, Switch, Topology

@@ -1,0 +1,187 @@
+"""What looks after a communicator from outside, such as a topology manager, has a seat in it."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pycomm.algorithms.cost import Model
+from pycomm.algorithms.hierarchical import Groups
+from pycomm.communicator import Communicator
+from pycomm.deadline import Deadline
+from pycomm.devices import current_device, device_count, get_device, usable
+from pycomm.errors import CommError
+from pycomm.fabric import has_fabric
+from pycomm.transports.base import Transport, await_transport
+
+if TYPE_CHECKING:
+    from pycomm.engine import Engine
+
+__all__ = ["Seat"]
+
+_NAP = 2e-4  # seconds that a patient wait sleeps between looks
+
+
+class Seat:
+    """A place beside a communicator; collective over its ranks.
+
+    Attributes
+    ----------
+    comm : Communicator
+        A communicator of the same ranks, for the one who sits here. While a call on it waits, works
+        in flight on the other one go on.
+    reserve : Transport
+        A road of the same ranks on which nothing has been sent, for when all else has failed.
+    """
+
+    def __init__(self, comm: Communicator) -> None:
+        own = comm.split(0, comm.rank)
+        assert own is not None
+        self.comm = own
+        self._engine: Engine = comm._engine
+        self._own: Engine = own._engine
+        self._own.waiter.beside = self._engine.advance
+        self._wanted = comm._wanted
+        pending = self._own.transport.split(range(comm.size))
+        self.reserve: Transport = await_transport(pending, Deadline(self.timeout), "split")
+
+    @property
+    def timeout(self) -> float:
+        """Seconds an operation may take."""
+        return self._engine.timeout
+
+    @property
+    def transport(self) -> Transport:
+        """The road of `comm`."""
+        return self._own.transport
+
+    @property
+    def ethernet(self) -> bool:
+        """Whether this host has no better network than Ethernet."""
+        return not has_fabric()
+
+    @property
+    def label(self) -> str:
+        """The name of the communicator, for messages."""
+        return self._engine.label
+
+    @property
+    def sequence(self) -> int:
+        """How many numbered calls there were, the same on all ranks between two of them."""
+        return self._engine.sequence
+
+    @property
+    def busy(self) -> bool:
+        """Whether works are in flight."""
+        return self._engine.busy
+
+    @property
+    def open(self) -> bool:
+        """Whether the communicator and the own one can be used."""
+        return self._engine.state == self._own.state == "open"
+
+    @property
+    def occupied(self) -> bool:
+        """Whether somebody sits here already."""
+        return self._engine.boundary is not None
+
+    def device_bus_id(self) -> str | None:
+        """Return the PCI bus id of the device that this rank works on, from the driver.
+
+        None if it has none, or if there is no driver.
+        """
+        try:
+            if not usable():
+                return None
+            ordinal = current_device() if self._wanted is None else self._wanted
+            if ordinal is None:
+                ordinal = self.comm.local_rank % max(device_count(), 1)
+            return get_device(ordinal).pci
+        except CommError:
+            return None
+
+    # ----------------------------------------------------------------------------- boundaries
+
+    def at_boundary(self, function: Callable[[], None], sequence: int) -> None:
+        """Have `function` called before the numbered call `sequence`, which is equal on all ranks.
+
+        What it raises breaks the communicator.
+        """
+
+        def guarded() -> None:
+            number = self._engine.sequence
+            try:
+                function()
+            except BaseException as error:
+                cause = error.__cause__
+                raise self._engine.fail(error, "topology check-in", number) from cause
+
+        self._engine.boundary = guarded
+        self._engine.boundary_at = sequence
+
+    def leave(self) -> None:
+        """Have nothing called any more."""
+        self._engine.boundary = None
+        self._engine.boundary_at = 2**63
+
+    def follow(
+        self, groups: Groups, roads: tuple[float, ...] | None, model: Model | None, source: str
+    ) -> None:
+        """Have the choices of the communicator follow a topology; the same on all ranks."""
+        self._engine.choices.follow(groups, roads, model, source)
+
+    @property
+    def roads(self) -> tuple[float, ...] | None:
+        """How fast the way of each rank to other hosts is, as choices have it."""
+        return self._engine.choices.bandwidths
+
+    @property
+    def model(self) -> Model:
+        """What predictions go by."""
+        return self._engine.choices.model
+
+    # ------------------------------------------------------------------------------- on the road
+
+    def wait(
+        self,
+        ready: Callable[[], bool],
+        deadline: Deadline,
+        operation: str,
+        *,
+        patient: bool = False,
+    ) -> None:
+        """Wait on the road of `comm`, asleep if `patient`; an error breaks it."""
+        if patient:
+            looked = ready
+
+            def ready() -> bool:
+                done = looked()
+                if not done:
+                    time.sleep(_NAP)
+                return done
+
+        try:
+            self._own.waiter.wait(ready, deadline, operation)
+        except BaseException as error:
+            raise self._own.fail(error, operation, None) from error.__cause__
+
+    def idle_wait(self, ready: Callable[[], bool], deadline: Deadline) -> bool:
+        """Wait on the reserve until `ready`, or the deadline passes; return which."""
+        spins = 0
+        while not ready():
+            if deadline.passed:
+                return False
+            spins += 1
+            self.reserve.idle(spins)
+            if spins % 100 == 0:
+                self._own.waiter.answer("looking for survivors")
+        return True
+
+    def gone(self) -> set[int]:
+        """Return the ranks that have said that they leave."""
+        return {*self._engine.waiter.left, *self._own.waiter.left}
+
+    def survivors(self, members: Sequence[int], timeout: float) -> Communicator:
+        """Return a communicator of the ranks that are left; collective over those."""
+        pending = self.reserve.split(members)
+        transport = await_transport(pending, Deadline(timeout), "group")
+        return self.comm.over_transport(transport)

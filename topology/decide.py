@@ -1,0 +1,261 @@
+"""What one rank concludes from the reports of all hosts: states, groups, roads, and why.
+
+Pure but for the memory of `Health`. Whatever follows from something measured is decided here, by
+one rank, or ranks would disagree.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pycomm.topology import clusters
+from pycomm.topology.graph import Gpu, Link, LinkKind, Nic, State, Topology
+from pycomm.topology.health import Health, Rules, Verdict
+from pycomm.topology.merge import merge
+from pycomm.topology.rank_groups import RankGroups, ranks_of_hosts
+from pycomm.topology.samples import Findings, Sample
+from pycomm.topology.snapshot import Groups, MeasuredPair, Place, Snapshot
+from pycomm.units import format_rate
+
+__all__ = ["Decider", "Presence"]
+
+# Roads of the ranks of one host that differ by less count as alike: a measurement says no more.
+_ALIKE = 1.3
+_LATENCIES = 5
+# What is below this share of the best between the same hosts is measured again.
+_CONFIRMED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a rank says of itself once.
+
+    Attributes
+    ----------
+    key, name : str
+        Its host: what is equal for ranks of one host only, and what people call it.
+    gpu : str or None
+        The PCI bus id of the device it works on, from the driver.
+    """
+
+    key: str
+    name: str
+    gpu: str | None = None
+
+
+class Decider:
+    """Reports in, snapshots out; on rank 0 only.
+
+    Parameters
+    ----------
+    presences : sequence of Presence
+        One a rank.
+    rules : Rules
+        When something is well.
+    ethernet : bool
+        Whether the ranks have no better network than Ethernet between hosts.
+    """
+
+    def __init__(self, presences: Sequence[Presence], rules: Rules, *, ethernet: bool) -> None:
+        self._presences = tuple(presences)
+        self._health = Health(rules)
+        self._fabric = LinkKind.TCP if ethernet else LinkKind.IB
+        self._parts: dict[str, Topology] = {}
+        self._pairs: dict[tuple[int, int], MeasuredPair] = {}
+        self._latencies: dict[tuple[int, int], deque[float]] = {}
+        self._last: Snapshot | None = None
+        self.hosts = host_names(self._presences)
+
+    @property
+    def host_ranks(self) -> Groups:
+        """The ranks of each host, in the order of their first ranks."""
+        return ranks_of_hosts(self.hosts)
+
+    def report(self, host: str, findings: Findings, now: float) -> None:
+        """Take in what was seen on a host."""
+        self._parts[host] = findings.topology
+        for sample in findings.samples:
+            self._health.add(replace(sample, subject=f"{host}:{sample.subject}"), now)
+
+    def measured(self, pairs: Iterable[MeasuredPair], now: float) -> None:
+        """Take in what was measured between ranks."""
+        for pair in pairs:
+            # Latency is the shortest of some looks: interrupts make it longer, nothing shorter.
+            trips = self._latencies.setdefault((pair.a, pair.b), deque(maxlen=_LATENCIES))
+            trips.append(pair.latency)
+            self._pairs[pair.a, pair.b] = replace(pair, latency=min(trips))
+            a, b = self.hosts[pair.a], self.hosts[pair.b]
+            if a != b:
+                subject = _between(a, b)
+                self._health.add(
+                    Sample(
+                        subject, "peer", now, State.UP,
+                        measured=pair.bandwidth, latency=pair.latency,
+                    ),
+                    now,
+                )  # fmt: skip
+
+    def slow(self, pairs: Mapping[tuple[int, int], MeasuredPair]) -> tuple[tuple[int, int], ...]:
+        """Return the pairs across hosts that were slower than pairs between the same hosts were."""
+        best: dict[str, float] = {}
+        for pair in pairs.values():
+            link = _between(self.hosts[pair.a], self.hosts[pair.b])
+            known = self._health.verdict(link, 0.0).rate or 0.0
+            best[link] = max(best.get(link, known), pair.bandwidth)
+        return tuple(
+            key
+            for key, pair in pairs.items()
+            if (a := self.hosts[pair.a]) != (b := self.hosts[pair.b])
+            and pair.bandwidth < _CONFIRMED * best[_between(a, b)]
+        )
+
+    def decide(self, now: float) -> Snapshot:
+        """Return the snapshot; its epoch is that of the last one if no plan need change."""
+        topology = self._judged(now)
+        places = self._places(topology)
+        topology = replace(topology, notes=topology.notes + self._shared(places))
+        roads, why = self._roads()
+        decisions = RankGroups(topology, places, self._pairs).decisions()
+        epoch = 1 if self._last is None else self._last.epoch
+        pairs = tuple(self._pairs[pair] for pair in sorted(self._pairs))
+        made = Snapshot(
+            epoch, topology, places, pairs, decisions, self._order(topology), roads, why
+        )
+        if self._last is not None and made.plan_hash != self._last.plan_hash:
+            made = replace(made, epoch=epoch + 1)
+        self._last = made
+        return made
+
+    # -------------------------------------------------------------------------------- states
+
+    def _judged(self, now: float) -> Topology:
+        """Return all hosts as one topology, each thing in the state that is believed."""
+        merged = merge([self._parts[host] for host in dict.fromkeys(self.hosts)])
+
+        def judged(device: Gpu | Nic) -> Verdict:
+            verdict = self._health.verdict(device.name, now)
+            if verdict.state is State.UNKNOWN and device.state is not State.UNKNOWN:
+                return Verdict(device.state, device.reason)  # what its reader said
+            return verdict
+
+        gpus, nics = [], []
+        for gpu in merged.gpus:
+            verdict = judged(gpu)
+            gpus.append(replace(gpu, state=verdict.state, reason=verdict.reason))
+        for nic in merged.nics:
+            verdict = judged(nic)
+            nics.append(replace(nic, state=verdict.state, reason=verdict.reason))
+        links = list(merged.links)
+        for number, a in enumerate(names := list(dict.fromkeys(self.hosts))):
+            for b in names[number + 1 :]:
+                verdict = self._health.verdict(_between(a, b), now)
+                links.append(
+                    Link(
+                        a, b, self._fabric, verdict.measured, verdict.latency,
+                        verdict.state, verdict.reason,
+                    )
+                )  # fmt: skip
+        return replace(merged, gpus=tuple(gpus), nics=tuple(nics), links=tuple(links))
+
+    def _places(self, topology: Topology) -> tuple[Place, ...]:
+        found = []
+        for rank, (host, presence) in enumerate(zip(self.hosts, self._presences, strict=True)):
+            gpu = next(
+                (
+                    gpu.name
+                    for gpu in topology.gpus
+                    if gpu.host == host and presence.gpu and _same_bus(gpu.bus_id, presence.gpu)
+                ),
+                None,
+            )
+            found.append(Place(rank, host, gpu))
+        return tuple(found)
+
+    def _shared(self, places: Sequence[Place]) -> tuple[str, ...]:
+        """Return notes on GPUs that several ranks work on."""
+        ranks: dict[str, list[int]] = {}
+        for place in places:
+            if place.gpu is not None:
+                ranks.setdefault(place.gpu, []).append(place.rank)
+        return tuple(
+            f"ranks {', '.join(map(str, sharing))} work on one GPU, {gpu}: NCCL refuses that"
+            for gpu, sharing in ranks.items()
+            if len(sharing) > 1
+        )
+
+    # --------------------------------------------------------------------------------- roads
+
+    def _order(self, topology: Topology) -> Groups:
+        """Return the hosts in the order of a ring that passes by slow links if it can."""
+        hosts = self.host_ranks
+        names = list(dict.fromkeys(self.hosts))
+        # Only links that are known to be worse than they should be move anybody: noise does not.
+        costs = {
+            (names.index(link.a), names.index(link.b)): 1.0 + 9.0 * (link.state in _BAD)
+            for link in topology.links
+            if link.a in names and link.b in names
+        }
+        if not any(cost > 1 for cost in costs.values()):
+            return hosts
+        order = clusters.ring_order([(number,) for number in range(len(names))], costs)
+        return tuple(hosts[number] for number in order)
+
+    def _roads(self) -> tuple[tuple[float, ...] | None, str]:
+        """Return how fast each rank reaches other hosts, where ranks of one host differ."""
+        crossing: dict[int, list[float]] = {}
+        for (a, b), pair in self._pairs.items():
+            if self.hosts[a] != self.hosts[b]:
+                for rank in (a, b):
+                    crossing.setdefault(rank, []).append(pair.bandwidth)
+        if len(crossing) < len(self.hosts):
+            return None, "not every rank was measured against another host"
+        # The best pair of a rank: the others may be limited by their other end.
+        roads = tuple(max(crossing[rank]) for rank in range(len(self.hosts)))
+        last = None if self._last is None else self._last.roads
+        worst = max(
+            max(roads[r] for r in host) / min(roads[r] for r in host) for host in self.host_ranks
+        )
+        if worst < _ALIKE:
+            return None, f"the ranks of each host reach others alike ({format_rate(median(roads))})"
+        if last is not None and all(
+            1 / _ALIKE < now / then < _ALIKE for now, then in zip(roads, last, strict=True)
+        ):
+            roads = last  # no other plan for what may be noise
+        told = ", ".join(f"rank {rank} {format_rate(road)}" for rank, road in enumerate(roads))
+        return roads, f"slices in proportion to the way to other hosts: {told}"
+
+
+_BAD = (State.DEGRADED, State.DOWN)
+
+
+def host_names(presences: Sequence[Presence]) -> tuple[str, ...]:
+    """Return the host of each rank, numbered where different hosts call themselves alike."""
+    keys: dict[str, list[str]] = {}
+    for presence in presences:
+        known = keys.setdefault(presence.name, [])
+        if presence.key not in known:
+            known.append(presence.key)
+    return tuple(
+        one.name if len(keys[one.name]) == 1 else f"{one.name}-{keys[one.name].index(one.key)}"
+        for one in presences
+    )
+
+
+def _between(a: str, b: str) -> str:
+    return f"{a} - {b}"
+
+
+def _same_bus(one: str | None, other: str) -> bool:
+    """Return whether two PCI bus ids are the same, however long their domains are written."""
+    if one is None:
+        return False
+    return _bus(one) == _bus(other)
+
+
+def _bus(text: str) -> str:
+    domain, _, rest = text.lower().partition(":")
+    try:
+        return f"{int(domain, 16):x}:{rest}"
+    except ValueError:
+        return text.lower()

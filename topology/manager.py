@@ -1,0 +1,429 @@
+"""The topology manager: looks, decides once for all ranks, explains, and adapts."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycomm.deadline import Deadline, as_timeout
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
+from pycomm.seat import Seat
+from pycomm.topology.decide import Decider, Presence
+from pycomm.topology.explain import explain
+from pycomm.topology.health import Rules
+from pycomm.topology.probes import peer
+from pycomm.topology.probes.local import ProbeHost, Prober
+from pycomm.topology.probes.place import identity
+from pycomm.topology.snapshot import Decision, Groups, MeasuredPair, Snapshot, measured_model
+from pycomm.topology.survivors import agree
+
+if TYPE_CHECKING:
+    from pycomm.communicator import Communicator
+
+__all__ = ["TAGS", "TopologyManager"]
+
+_log = logging.getLogger("pycomm")
+
+#: What groups are for: tag -> the kind of group, and why that one.
+TAGS: dict[str, tuple[str, str]] = {
+    "nvlink_local": ("nvlink", "GPUs that reach each other over NVLink"),
+    "host_local": ("host", "ranks that share memory"),
+    "gradient_sync": (
+        "gradient_sync",
+        "the nearest ranks, over NVLink or inside of a host: never across a network switch",
+    ),
+    "rail_local": ("rail", "ranks near NICs of one number: each rail carries its own slice"),
+    "inter_host": ("leaders", "one rank of each host"),
+    "checkpoint_broadcast": ("healthy", "all ranks that are well, who have met at a barrier"),
+}
+
+# Of a job's time, for asking whether there is news. A look costs more and is bound by `overhead`.
+_ASKING = 0.002
+_MOST_CALLS = 1 << 16  # between two times of asking
+_NOTHING, _LOOK, _MEASURE = range(3)
+_ALL_PAIRS = 300  # rounds of a tournament up to which all pairs are measured at the start
+
+
+class TopologyManager:
+    """Knows the hosts, links and devices of a communicator, and keeps its plans up to date.
+
+    Collective over the ranks of `comm`, as are `refresh`, `close`, and `group` for those who are in
+    the group. Everything that is measured or timed is decided by rank 0 and adopted by all ranks
+    before the same call of `comm`. It has a communicator of its own and never talks on `comm`.
+
+    Every `interval` seconds one rank of each host looks at its devices, in a thread that sends
+    nothing. Now and then, before a collective on host arrays, all ranks ask rank 0 for news; when
+    there is some to collect they do it there, and measure pairs of ranks, while no collective is
+    running. Calls on device arrays alone do not ask: call `refresh` between steps then.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks. It may have one manager at a time.
+    ttl : float
+        Seconds after which what nobody looked at is unknown.
+    interval : float
+        Seconds between looks, if that keeps their cost below `overhead`; else longer.
+    good_probes : int
+        How many good looks in a row make what was degraded or down trusted again.
+    overhead : float
+        The share of the time that looking may take.
+    background : bool
+        Whether to look beside the program; otherwise at `refresh` only.
+    measure : bool
+        Whether to measure pairs of ranks.
+    probe : callable, optional
+        What looks at this host, instead of what pycomm has: ``probe(host, now) -> Findings``.
+        Called on the lowest rank of each host. What it raises is noted, and nothing is known then.
+
+    Raises
+    ------
+    ArgumentTypeError, ArgumentValueError
+        If an argument makes no sense, or `comm` has a manager already.
+    """
+
+    def __init__(
+        self,
+        comm: "Communicator",
+        ttl: float = 30.0,
+        interval: float = 10.0,
+        *,
+        good_probes: int = 3,
+        overhead: float = 0.005,
+        background: bool = True,
+        measure: bool = True,
+        probe: ProbeHost | None = None,
+    ) -> None:
+        interval = as_timeout(interval, 10.0)
+        if isinstance(overhead, bool) or not isinstance(overhead, int | float):
+            raise ArgumentTypeError(f"overhead is a share of the time, not {overhead!r}")
+        if not 0 < overhead <= 1:
+            raise ArgumentValueError(f"overhead is a share of the time, not {overhead}")
+        if not isinstance(good_probes, int) or isinstance(good_probes, bool):
+            raise ArgumentTypeError(f"good_probes is a number of looks, not {good_probes!r}")
+        rules = Rules(good_probes=good_probes, ttl=as_timeout(ttl, 30.0))
+        seat = Seat(comm)
+        if seat.occupied:
+            seat.comm.close()
+            raise ArgumentValueError(f"{seat.label} has a topology manager already: close it first")
+        self._seat = seat
+        self._rank, self._size = comm.rank, comm.size
+        self._interval, self._overhead = interval, float(overhead)
+        self._measures = measure and comm.size > 1
+        who = identity()
+        # Who shares memory is known to the road as well: what either tells apart is apart.
+        key = f"{who.key}/{seat.transport.hosts[comm.rank]}"
+        presence = Presence(key, who.name, seat.device_bus_id())
+        told = seat.comm.all_gather_object((presence, seat.ethernet))
+        presences = [one for one, _ in told]
+        self._decider = Decider(presences, rules, ethernet=all(flat for _, flat in told))
+        self._hosts = self._decider.host_ranks
+        own = self._decider.hosts[self._rank]
+        self._leaders = tuple(host[0] for host in self._hosts)
+        self._among_leaders = seat.comm.split_ranks(self._leaders)
+        self._prober: Prober | None = None
+        if self._among_leaders is not None:
+            self._prober = Prober(own, probe, interval if background else None)
+        self._turn = 0
+        self._groups: dict[str, tuple[Groups, Communicator | None]] = {}
+        self._listeners: list[Callable[[Snapshot, Snapshot], Any]] = []
+        self._closed = False
+        self._healed = 0
+        # Of rank 0 alone: when and how much.
+        self._looked_at = -math.inf
+        self._cost = 0.0
+        self._asked_at, self._asked_sequence, self._asking = time.monotonic(), seat.sequence, 1e-4
+        rounds = peer.tournament(self._hosts)
+        everything = len(rounds) <= _ALL_PAIRS
+        self._snapshot: Snapshot | None = None
+        self._look(rounds if everything else peer.tournament(self._hosts, 0), peer.THOROUGH)
+        if background:
+            seat.at_boundary(self._ask, seat.sequence + 16)
+
+    # -------------------------------------------------------------------------------- what is known
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What all ranks have adopted last."""
+        assert self._snapshot is not None
+        return self._snapshot
+
+    @property
+    def epoch(self) -> int:
+        """The number of the snapshot's plans; grows when plans change."""
+        return self.snapshot.epoch
+
+    def groups(self, name: str) -> Groups | None:
+        """Return all groups of a kind, as tuples of ranks of the communicator.
+
+        Parameters
+        ----------
+        name : str
+            ``"world"``, ``"host"``, ``"leaders"``, ``"numa"``, ``"nvlink"``, ``"rail"``, ``"near"``
+            and ``"fast"`` (clusters by measured latency and bandwidth), ``"healthy"``, or
+            ``"gradient_sync"``.
+
+        Returns
+        -------
+        tuple of tuple of int, or None
+            None if nobody can tell; `explain` says why.
+        """
+        return self._decision(name).groups
+
+    def _decision(self, name: str) -> Decision:
+        decision = self.snapshot.decision(name)
+        if decision is None:
+            known = ", ".join(one.name for one in self.snapshot.decisions)
+            raise ArgumentValueError(f"there are no groups {name!r}; known: {known}")
+        return decision
+
+    def explain(self) -> str:
+        """Return the reason of every decision, a sentence a line."""
+        return explain(self.snapshot)
+
+    def on_change(self, function: Callable[[Snapshot, Snapshot], Any]) -> None:
+        """Have ``function(before, after)`` called on this rank whenever a new epoch is adopted.
+
+        It is called before the same collective on all ranks, and may not call any itself. What it
+        raises is logged.
+        """
+        if not callable(function):
+            raise ArgumentTypeError(f"on_change takes a function, not {function!r}")
+        self._listeners.append(function)
+
+    # ------------------------------------------------------------------------------------- groups
+
+    def group(self, name: str, *, timeout: float | None = None) -> "Communicator | None":
+        """Return the communicator of this rank's group of a kind; None if it is in none.
+
+        Collective over the ranks of the group, in the same order on all of them. It is made once
+        and kept while its ranks stay the same; then the old one is closed and a new one made at the
+        next call. ``"healthy"`` also works when the communicator has broken: those who are left
+        agree on who they are, and the others are given up.
+
+        Parameters
+        ----------
+        name : str
+            As for `groups`.
+        timeout : float, optional
+            Seconds to wait for the others; of survivors at most, by default 5.
+
+        Raises
+        ------
+        ArgumentValueError
+            If there are no such groups, or nobody can tell them.
+        CommError
+            If this rank is on the smaller side of a network that has split.
+        """
+        self._check_open("group")
+        if name == "healthy" and not self._seat.open:
+            return self._of_survivors(timeout)
+        decision = self._decision(name)
+        if decision.groups is None:
+            raise ArgumentValueError(f"the groups {name!r} are unknown: {decision.reason}")
+        known = self._groups.get(name)
+        if known is not None:
+            if known[0] == decision.groups:
+                return known[1]
+            if known[1] is not None:
+                known[1].close()
+        own = next((one for one in decision.groups if self._rank in one), None)
+        made = None if own is None else self._seat.comm.split_ranks(own, timeout=timeout)
+        self._groups[name] = (decision.groups, made)
+        return made
+
+    def get_group_by_tag(self, tag: str, *, timeout: float | None = None) -> "Communicator | None":
+        """Return the communicator of the group that a purpose wants, as `group` does.
+
+        Parameters
+        ----------
+        tag : str
+            One of `TAGS`: ``"nvlink_local"``, ``"host_local"``, ``"gradient_sync"``,
+            ``"rail_local"``, ``"inter_host"``, ``"checkpoint_broadcast"``.
+        """
+        if tag not in TAGS:
+            raise ArgumentValueError(f"there is no tag {tag!r}; known: {', '.join(TAGS)}")
+        comm = self.group(TAGS[tag][0], timeout=timeout)
+        if tag == "checkpoint_broadcast" and comm is not None:
+            comm.barrier(timeout=timeout)
+        return comm
+
+    def _of_survivors(self, timeout: float | None) -> "Communicator":
+        """Make the communicator of those who are left after a failure."""
+        seat, patience = self._seat, as_timeout(timeout, 5.0)
+        tag, self._healed = 8 * self._healed, self._healed + 1
+        left = agree(seat.reserve, seat.gone(), patience, seat.idle_wait, tag)
+        made = seat.survivors(left, patience)
+        lost = tuple(rank for rank in range(self._size) if rank not in left)
+        names = ", ".join(map(str, lost))
+        self._adopt(self.snapshot.without(lost, f"ranks {names} do not answer" if lost else "all"))
+        return made
+
+    # ------------------------------------------------------------------------------------- looking
+
+    def refresh(self, *, thorough: bool = False) -> Snapshot:
+        """Look now, at everything; collective over all ranks, when no work is in flight.
+
+        Parameters
+        ----------
+        thorough : bool
+            Whether to measure all pairs of ranks, and not only one for each two hosts.
+        """
+        self._check_open("refresh")
+        if self._prober is not None:
+            self._prober.look()
+        self._turn += 1
+        rounds = peer.tournament(self._hosts, None if thorough else self._turn)
+        self._look(rounds, peer.THOROUGH if thorough else peer.BRIEF)
+        return self.snapshot
+
+    def _ask(self) -> None:
+        """Before a call of the communicator: ask rank 0 for news."""
+        seat = self._seat
+        notice = np.zeros(3, np.int64)
+        began = time.monotonic()
+        if self._rank == 0:
+            notice[:] = self._notice(began)
+        seat.comm.broadcast(notice)
+        what, calls, self._turn = map(int, notice)
+        if what != _NOTHING:
+            self._look(peer.tournament(self._hosts, self._turn), peer.BRIEF)
+        now = time.monotonic()
+        if self._rank == 0:
+            if what == _NOTHING:
+                self._asking += 0.2 * (now - began - self._asking)
+            self._asked_at, self._asked_sequence = now, seat.sequence
+        seat.at_boundary(self._ask, seat.sequence + calls)
+
+    def _notice(self, now: float) -> tuple[int, int, int]:
+        """Return what rank 0 says: what to do now, and after how many calls to ask again."""
+        calls = max(1, self._seat.sequence - self._asked_sequence)
+        each = max((now - self._asked_at) / calls, 1e-7)
+        pause = min(max(1, math.ceil(self._asking / (_ASKING * each))), _MOST_CALLS)
+        due = self._looked_at + max(self._interval, self._cost / self._overhead)
+        if now < due:
+            return _NOTHING, pause, self._turn
+        return _LOOK, pause, self._turn + 1
+
+    def _look(self, rounds: peer.Rounds, effort: peer.Effort) -> None:
+        """Collect what all hosts saw, measure, let rank 0 decide, and adopt; on all ranks."""
+        comm, began = self._seat.comm, time.monotonic()
+        if self._among_leaders is not None:
+            assert self._prober is not None
+            reports = self._among_leaders.all_gather_object(self._prober.take())
+            if self._rank == 0:
+                for rank, findings in zip(self._leaders, reports, strict=True):
+                    for one in findings:
+                        self._decider.report(self._decider.hosts[rank], one, time.monotonic())
+        pairs = self._measure(rounds, effort) if self._measures else []
+        made = None
+        if self._rank == 0:
+            now = time.monotonic()
+            self._decider.measured(pairs, now)
+            made = self._decider.decide(now)
+        snapshot = comm.broadcast_object(made)
+        self._looked_at = time.monotonic()
+        self._cost = self._looked_at - began
+        self._adopt(snapshot)
+
+    def _measure(self, rounds: peer.Rounds, effort: peer.Effort) -> Sequence[MeasuredPair]:
+        """Measure pairs, if nothing is in flight on any rank; return what all ranks measured."""
+        seat, comm = self._seat, self._seat.comm
+        busy = np.array([seat.busy], np.int64)
+        if comm.all_reduce(busy, op="max")[0]:
+            return []
+        found = self._numbers(rounds, effort)
+        # What seems slow may have met an interrupt: once more, before anybody believes it.
+        slow = self._decider.slow(found) if self._rank == 0 else ()
+        again = comm.broadcast_object(slow)
+        if again:
+            for key, second in self._numbers(peer.one_by_one(again), peer.THOROUGH).items():
+                best = max(found[key].bandwidth, second.bandwidth)
+                found[key] = replace(found[key], bandwidth=best)
+        return list(found.values())
+
+    def _numbers(
+        self, rounds: peer.Rounds, effort: peer.Effort
+    ) -> dict[tuple[int, int], MeasuredPair]:
+        """Measure pairs; return on all ranks what came of each."""
+        seat = self._seat
+        deadline = Deadline(min(seat.timeout, 5.0 + 2.0 * len(rounds)))
+
+        def wait(ready: Callable[[], bool], patient: bool) -> None:
+            seat.wait(ready, deadline, "topology measurement", patient=patient)
+
+        tag = seat.transport.tag_limit // 2
+        samples = peer.measure(seat.transport, rounds, tag, wait, time.monotonic, effort)
+        pairs = list(chain.from_iterable(rounds))
+        numbers = np.zeros((len(pairs), 2))
+        known = {peer.pair_name(*pair): row for row, pair in enumerate(pairs)}
+        for sample in samples:
+            if sample.measured is None or sample.latency is None:
+                raise CommError(f"{sample.subject}: {sample.reason}", rank=self._rank)
+            numbers[known[sample.subject]] = sample.latency, sample.measured
+        seat.comm.all_reduce(numbers)
+        return {
+            (a, b): MeasuredPair(a, b, float(latency), float(bandwidth))
+            for (a, b), (latency, bandwidth) in zip(pairs, numbers, strict=True)
+        }
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        """Go by a snapshot from now on, as all ranks do at this point."""
+        before, self._snapshot = self._snapshot, snapshot
+        if before is not None and before.epoch == snapshot.epoch:
+            return
+        if self._seat.open:
+            measured = bool(snapshot.pairs)
+            roads = snapshot.roads if measured else self._seat.roads
+            source = f"topology of epoch {snapshot.epoch}"
+            self._seat.follow(
+                snapshot.order, roads, measured_model(snapshot, self._seat.model), source
+            )
+        if before is None:
+            return
+        for function in self._listeners:
+            try:
+                function(before, snapshot)
+            except Exception:
+                _log.exception("on_change of the topology manager")
+
+    # ----------------------------------------------------------------------------------- life cycle
+
+    def close(self) -> None:
+        """Stop looking, and close the groups that were made; collective, and idempotent.
+
+        The communicator stays as it is, with the plans of the last epoch.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._prober is not None:
+            self._prober.close()
+        usable = self._seat.open
+        self._seat.leave()
+        if usable:
+            self._seat.comm.close()
+        else:
+            self._seat.comm.abort()
+            self._seat.reserve.abort()
+
+    def __enter__(self) -> "TopologyManager":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()
+        elif self._prober is not None:
+            self._prober.close()
+
+    def __repr__(self) -> str:
+        return f"<pycomm.TopologyManager of {self._seat.label}: epoch {self.epoch}>"
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise CommError(f"{operation}: this topology manager is closed", operation=operation)
