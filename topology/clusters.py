@@ -35,7 +35,7 @@ def measured_clusters(ranks: Sequence[int], costs: Pairs) -> Groups:
 
     Ranks are joined by their cheapest links, and the links are cut where their costs leap: where
     the next dearer link of the minimum spanning tree costs at least twice as much as the one
-    before it. Among several leaps the greatest counts.
+    before it. Among several leaps the dearest counts: groups are as large as they can be.
 
     Parameters
     ----------
@@ -55,11 +55,8 @@ def measured_clusters(ranks: Sequence[int], costs: Pairs) -> Groups:
             raise ArgumentValueError(f"the cost of pair {pair} is {cost}, not a positive number")
     tree = _spanning_tree(ranks, costs)
     ordered = sorted(costs[pair] for pair in tree)
-    leaps = [
-        (after / before, index) for index, (before, after) in enumerate(pairwise(ordered), start=1)
-    ]
-    leap, index = max(leaps, default=(1.0, 0))
-    bound = ordered[index] if leap >= _SAME_KIND else float("inf")
+    leaps = [after for before, after in pairwise(ordered) if after >= _SAME_KIND * before]
+    bound = leaps[-1] if leaps else float("inf")
     return _joined(ranks, [pair for pair in tree if costs[pair] < bound])
 
 

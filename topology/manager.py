@@ -24,6 +24,7 @@ from pycomm.topology.survivors import agree
 
 if TYPE_CHECKING:
     from pycomm.communicator import Communicator
+    from pycomm.work import Work
 
 __all__ = ["TAGS", "TopologyManager"]
 
@@ -44,8 +45,9 @@ TAGS: dict[str, tuple[str, str]] = {
 
 # Of a job's time, for asking whether there is news. A look costs more and is bound by `overhead`.
 _ASKING = 0.002
+_TIMES_ASKED = 20  # in an interval, at least
 _MOST_CALLS = 1 << 16  # between two times of asking
-_NOTHING, _LOOK, _MEASURE = range(3)
+_NOTHING, _LOOK = range(2)
 _ALL_PAIRS = 300  # rounds of a tournament up to which all pairs are measured at the start
 
 
@@ -137,13 +139,16 @@ class TopologyManager:
         # Of rank 0 alone: when and how much.
         self._looked_at = -math.inf
         self._cost = 0.0
-        self._asked_at, self._asked_sequence, self._asking = time.monotonic(), seat.sequence, 1e-4
+        self._asked_at, self._asked_sequence, self._asking = time.monotonic(), seat.sequence, 2e-5
+        # What rank 0 says, and its sending while that is under way.
+        self._notice = np.zeros(3, np.int64)
+        self._news: Work | None = None
         rounds = peer.tournament(self._hosts)
         everything = len(rounds) <= _ALL_PAIRS
         self._snapshot: Snapshot | None = None
         self._look(rounds if everything else peer.tournament(self._hosts, 0), peer.THOROUGH)
         if background:
-            seat.at_boundary(self._ask, seat.sequence + 16)
+            seat.at_boundary(self._ask, seat.sequence + 1)
 
     # -------------------------------------------------------------------------------- what is known
 
@@ -283,28 +288,42 @@ class TopologyManager:
         return self.snapshot
 
     def _ask(self) -> None:
-        """Before a call of the communicator: ask rank 0 for news."""
-        seat = self._seat
-        notice = np.zeros(3, np.int64)
-        began = time.monotonic()
-        if self._rank == 0:
-            notice[:] = self._notice(began)
-        seat.comm.broadcast(notice)
-        what, calls, self._turn = map(int, notice)
-        if what != _NOTHING:
+        """Before a call of the communicator: hear rank 0's news, and start to send the next.
+
+        What rank 0 says here is heard at the next such call, so that nobody waits for it on its
+        way.
+        """
+        seat, began = self._seat, time.monotonic()
+        what, calls = _NOTHING, 1
+        if self._news is not None:
+            self._news.wait()
+            what, calls, self._turn = map(int, self._notice)
+        if what == _LOOK:
             self._look(peer.tournament(self._hosts, self._turn), peer.BRIEF)
-        now = time.monotonic()
         if self._rank == 0:
+            self._notice[:] = self._next_notice(began, time.monotonic())
+        self._news = seat.comm.broadcast(self._notice, async_op=True)
+        if self._rank == 0:
+            now = time.monotonic()
             if what == _NOTHING:
                 self._asking += 0.2 * (now - began - self._asking)
             self._asked_at, self._asked_sequence = now, seat.sequence
         seat.at_boundary(self._ask, seat.sequence + calls)
 
-    def _notice(self, now: float) -> tuple[int, int, int]:
-        """Return what rank 0 says: what to do now, and after how many calls to ask again."""
+    def _next_notice(self, began: float, now: float) -> tuple[int, int, int]:
+        """Return what to do at the next time of asking, and after how many calls there is one more.
+
+        Parameters
+        ----------
+        began, now : float
+            When this time of asking began, and now.
+        """
         calls = max(1, self._seat.sequence - self._asked_sequence)
-        each = max((now - self._asked_at) / calls, 1e-7)
-        pause = min(max(1, math.ceil(self._asking / (_ASKING * each))), _MOST_CALLS)
+        each = max((began - self._asked_at) / calls, 1e-7)
+        # Calls may get slower: what is asked often enough now must be so then.
+        often = self._interval / _TIMES_ASKED / each
+        cheap = self._asking / (_ASKING * each)
+        pause = max(1, math.ceil(min(cheap, often, _MOST_CALLS)))
         due = self._looked_at + max(self._interval, self._cost / self._overhead)
         if now < due:
             return _NOTHING, pause, self._turn
@@ -342,7 +361,7 @@ class TopologyManager:
         slow = self._decider.slow(found) if self._rank == 0 else ()
         again = comm.broadcast_object(slow)
         if again:
-            for key, second in self._numbers(peer.one_by_one(again), peer.THOROUGH).items():
+            for key, second in self._numbers(peer.one_by_one(again), peer.CONFIRMING).items():
                 best = max(found[key].bandwidth, second.bandwidth)
                 found[key] = replace(found[key], bandwidth=best)
         return list(found.values())

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +70,17 @@ class Hosts:
     tool: Tool
 
     def run(
-        self, scenario: str, ranks: int, *options: str, limit: int = 30
+        self,
+        scenario: str,
+        ranks: int,
+        *options: str,
+        limit: int = 30,
+        beside: Callable[[Path], None] | None = None,
     ) -> list[dict[str, Any]]:
-        """Run a scenario of rank.py on `ranks` ranks a host; return what each rank reports."""
+        """Run a scenario of rank.py on `ranks` ranks a host; return what each rank reports.
+
+        Meanwhile ``beside(folder)`` runs in a thread, `folder` being the one the ranks write into.
+        """
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             program = [sys.executable, Path(__file__).with_name("rank.py"), scenario, name, limit]
@@ -79,12 +88,15 @@ class Hosts:
                 process = self.tool.start(
                     "run", "-n", ranks, *options, "--", *program, stdout=output, stderr=output
                 )
+                helper = threading.Thread(target=beside or (lambda _: None), args=(folder,))
+                helper.start()
                 try:
                     code = process.wait(limit + 2)  # ranks write their stacks after `limit`
                 except subprocess.TimeoutExpired:
                     code = -1
                 finally:
                     self.end(process)
+                    helper.join()
             if code != 0:
                 outputs = sorted(folder.glob("*.out"))
                 texts = [f"---- {path.stem} ----\n{path.read_text()}" for path in outputs]

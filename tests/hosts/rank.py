@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,69 @@ def timing(comm: pycomm.Communicator) -> dict[str, float]:
             comm.all_reduce(x, algorithm="hierarchical")
             fastest = min(fastest, time.monotonic() - began)
         told[name] = fastest
+    return told
+
+
+def topology(comm: pycomm.Communicator) -> dict[str, Any]:
+    """What a topology manager finds, and how it follows what the test does to the links meanwhile.
+
+    The test sees ``event-K.json`` for each epoch, and ends this by ``stop``.
+    """
+    told: dict[str, Any] = {}
+    began = time.monotonic()
+    with pycomm.TopologyManager(comm, interval=3.0, overhead=0.5, good_probes=3) as manager:
+        told["start"] = time.monotonic() - began
+        told["groups"] = {name: manager.groups(name) for name in ("host", "rail", "near", "fast")}
+        told["pairs"] = [[p.a, p.b, p.latency, p.bandwidth] for p in manager.snapshot.pairs]
+        told["names"] = [place.host for place in manager.snapshot.places]
+
+        def note(before: Any, after: Any) -> None:
+            links = {f"{k.a} - {k.b}": [k.state, k.reason] for k in after.topology.links}
+            event = {"at": time.monotonic(), "epoch": after.epoch, "links": links}
+            if comm.rank == 0:
+                path = FOLDER / f"event-{after.epoch}.json"
+                path.with_suffix(".part").write_text(json.dumps(event))
+                path.with_suffix(".part").rename(path)
+
+        manager.on_change(note)
+        x = np.zeros(100_000, np.float32)
+        (FOLDER / f"ready-{comm.rank}").touch()
+        hashes = []
+        while x[0] == 0:
+            x[:] = comm.rank == 0 and (FOLDER / "stop").exists()
+            comm.all_reduce(x)
+            hashes.append(manager.snapshot.hash)
+        told["hashes"] = [len(hashes), zlib.crc32("".join(hashes).encode())]
+    return told
+
+
+def survivors(comm: pycomm.Communicator) -> dict[str, Any]:
+    """The link of a host is cut: an error, and a group of those who are left."""
+    manager = pycomm.TopologyManager(comm, background=False, measure=False)
+    x = np.zeros(100_000, np.float32)
+    told: dict[str, Any] = {}
+    comm.all_reduce(x)
+    (FOLDER / f"ready-{comm.rank}").touch()
+    try:
+        while True:
+            comm.all_reduce(x, timeout=3)
+    except pycomm.CommTimeoutError as error:
+        told["error"], told["missing"] = str(error), error.missing
+    told["at"] = time.monotonic()
+    try:
+        healthy = manager.group("healthy", timeout=2)
+        assert healthy is not None
+        told["sum"] = float(healthy.all_reduce(np.array([float(comm.rank)]))[0])
+        told["size"] = healthy.size
+        told["lost"] = manager.snapshot.lost
+    except pycomm.CommError as error:
+        told["refused"] = str(error)
+    (FOLDER / f"done-{comm.rank}").touch()
+    while not (FOLDER / "healed").exists():
+        time.sleep(0.05)
+    time.sleep(1)  # TCP notices, before MPI ends
+    manager.close()
+    comm.abort()
     return told
 
 

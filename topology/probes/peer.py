@@ -19,6 +19,7 @@ from pycomm.transports.base import Array, Transport
 
 __all__ = [
     "BRIEF",
+    "CONFIRMING",
     "TAGS",
     "THOROUGH",
     "Effort",
@@ -39,10 +40,9 @@ Wait = Callable[[Callable[[], bool], bool], None]
 
 _FIRST = 16 << 10  # bytes of the shortest message that says something about bandwidth
 _LONGEST = 4 << 20
-# Seconds of a message that is long enough: clocks and interrupts count little against it.
-_LONG_ENOUGH = 1.5e-3
 # A pair that has taken so many seconds tries no more: its link is slow, and others wait.
 _PATIENCE = 0.1
+_SHORT_TRIPS = 2e-3  # seconds that round trips may take which are not needed
 
 #: Tags that a measurement uses, from the first it is given.
 TAGS = 4
@@ -103,16 +103,24 @@ def _circle(count: int) -> Iterator[list[Pair]]:
 
 
 class Effort(NamedTuple):
-    """How often a pair tries, the best counting: round trips, and long messages each way."""
+    """How often a pair tries, the best counting.
+
+    `trips` and `most_trips` are round trips, more than `trips` of them only while they are short;
+    `tries` are messages each way that take `seconds`: clocks and interrupts count little then.
+    """
 
     trips: int
+    most_trips: int
     tries: int
+    seconds: float
 
 
 #: For all pairs, once.
-THOROUGH = Effort(8, 3)
+THOROUGH = Effort(8, 100, 3, 1.5e-3)
 #: For what is repeated beside a running program.
-BRIEF = Effort(3, 2)
+BRIEF = Effort(3, 20, 2, 1.5e-3)
+#: For what seemed slow: long enough for TCP to find the rate anew if it has lost something before.
+CONFIRMING = Effort(3, 20, 4, 8e-3)
 
 
 class _Messages(NamedTuple):
@@ -215,13 +223,17 @@ def _lead(messages: _Messages, peer: int, room: Array) -> tuple[float, float]:
     """Measure a pair as the one that says how; return latency and bandwidth."""
     began = time.perf_counter()
     short, answer = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
-    trips = []
-    for _ in range(messages.effort.trips):
+    trip, count, last = float("inf"), 0, False
+    while not last:
+        count += 1
         start = time.perf_counter()
+        last = count >= messages.effort.most_trips or (
+            count >= messages.effort.trips and start - began > _SHORT_TRIPS
+        )
+        short[0] = last
         messages.send(peer, short)
         messages.receive(peer, answer)
-        trips.append(time.perf_counter() - start)
-    trip = min(trips)
+        trip = min(trip, time.perf_counter() - start)
     nbytes, tries = _FIRST, 0
     there, back = float("inf"), float("inf")
     while True:
@@ -237,7 +249,11 @@ def _lead(messages: _Messages, peer: int, room: Array) -> tuple[float, float]:
         now = time.perf_counter()
         # Each took its message and a short one in the other direction.
         one, other = max(middle - start - trip / 2, 1e-9), max(now - middle - trip / 2, 1e-9)
-        if min(one, other) < _LONG_ENOUGH and nbytes < _LONGEST and now - began < _PATIENCE:
+        if (
+            min(one, other) < messages.effort.seconds
+            and nbytes < _LONGEST
+            and now - began < _PATIENCE
+        ):
             nbytes *= 4
             continue
         there, back, tries = min(there, one), min(back, other), tries + 1
@@ -253,7 +269,7 @@ def _lead(messages: _Messages, peer: int, room: Array) -> tuple[float, float]:
 def _follow(messages: _Messages, peer: int, room: Array) -> None:
     """Answer the one that measures."""
     short, told = np.zeros(8, np.uint8), np.zeros(8, np.uint8)
-    for _ in range(messages.effort.trips):
+    while told[0] == 0:
         messages.receive(peer, told)
         messages.send(peer, short)
     while True:
