@@ -35,6 +35,9 @@ _MEMORY = "host"  # the kind of memory whose tables count here
 _AVG, _SUM = ReduceOp.AVG, ReduceOp.SUM
 # Bytes from which it pays that the ranks of each host meet for an all_reduce across hosts.
 _MEETINGS_FROM = 1 << 20
+# Collectives that have a way around a slow link, and bytes from which its rate matters.
+_AVOIDING = ("all_reduce", "broadcast")
+_AVOIDED_FROM = 64 << 10
 _LIMIT = 1024  # choices that are remembered
 _ROUNDS_LIMIT = 200_000  # rounds of segments that they hold
 #: Bytes of a segment: it stays in a second-level cache between its message and its reduction.
@@ -147,6 +150,8 @@ class Choices:
         self.model = ASSUMED
         self.model_source = "model that is assumed, not measured"
         self._tuned = False
+        # What says that links between hosts differ, if anything does.
+        self._avoiding = ""
         self.segment = SEGMENT
         self.saturated = 0
         self.host: SharedHost | None = None
@@ -195,6 +200,8 @@ class Choices:
         self.groups = groups if len(hosts) > 1 else hosts[0]
         self.hosts = len(hosts)
         self.bandwidths = bandwidths
+        turned = list(hosts) != sorted(hosts)
+        self._avoiding = source if len(hosts) > 1 and (turned or bandwidths is not None) else ""
         if model is not None and not self._tuned:
             self.model, self.model_source = model, source
         self.forget()
@@ -256,6 +263,9 @@ class Choices:
         wanted, why = preferences(self.table, collective, nbytes), f"{self.source}, {nbytes} bytes"
         # What was measured may not be able to do this: averages of integers, for instance.
         wanted += preferences(self._built_in, collective, nbytes)
+        if self._avoiding and nbytes >= _AVOIDED_FROM and collective in _AVOIDING:
+            # The one that passes hosts in a given order, and gives each road its share.
+            wanted, why = ("hierarchical", *wanted), f"{self._avoiding}: links between hosts differ"
         forced = self.overrides.get(collective) or self.overrides.get("")
         if forced is not None and (forced in RESERVED or forced in names(collective)):
             return (forced, *wanted), f"{VARIABLE} says {forced}"

@@ -90,6 +90,8 @@ class Lifecycle:
         self._active: list[Work] = []
         #: The number of the call before which `boundary` is called, the same on all ranks.
         self.boundary_at = sys.maxsize
+        #: Whether somebody looks after this communicator from a seat.
+        self.seated = False
         #: Where all ranks are between the same two calls: may change what calls are made of.
         self.boundary: Callable[[], None] | None = None
 

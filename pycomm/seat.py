@@ -1,17 +1,22 @@
 """What looks after a communicator from outside, such as a topology manager, has a seat in it."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pycomm.algorithms.cost import Model
 from pycomm.algorithms.hierarchical import Groups
+from pycomm.buffers import Buffer
 from pycomm.communicator import Communicator
 from pycomm.deadline import Deadline
 from pycomm.devices import current_device, device_count, get_device, usable
-from pycomm.errors import CommError
+from pycomm.dtypes import DTYPES
+from pycomm.errors import ArgumentValueError, CommError
 from pycomm.fabric import has_fabric
-from pycomm.transports.base import Transport, await_transport
+from pycomm.transports.base import Array, Transport, await_transport
 
 if TYPE_CHECKING:
     from pycomm.engine import Engine
@@ -34,10 +39,14 @@ class Seat:
     """
 
     def __init__(self, comm: Communicator) -> None:
+        self._engine: Engine = comm._engine
+        if self._engine.seated:
+            label = self._engine.label
+            raise ArgumentValueError(f"{label} has a topology manager already: close it first")
         own = comm.split(0, comm.rank)
         assert own is not None
         self.comm = own
-        self._engine: Engine = comm._engine
+        self._engine.seated = True
         self._own: Engine = own._engine
         self._own.waiter.beside = self._engine.advance
         self._wanted = comm._wanted
@@ -80,9 +89,15 @@ class Seat:
         return self._engine.state == self._own.state == "open"
 
     @property
-    def occupied(self) -> bool:
-        """Whether somebody sits here already."""
-        return self._engine.boundary is not None
+    def lost(self) -> bool:
+        """Whether the communicator or the own one was given up, and not closed."""
+        states = {self._engine.state, self._own.state}
+        return bool(states & {"broken", "aborted"}) and "closed" not in states
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody may still want to know anything."""
+        return self._engine.state in ("open", "broken")
 
     def device_bus_id(self) -> str | None:
         """Return the PCI bus id of the device that this rank works on, from the driver.
@@ -121,7 +136,8 @@ class Seat:
     def leave(self) -> None:
         """Have nothing called any more."""
         self._engine.boundary = None
-        self._engine.boundary_at = 2**63
+        self._engine.boundary_at = sys.maxsize
+        self._engine.seated = False
 
     def follow(
         self, groups: Groups, roads: tuple[float, ...] | None, model: Model | None, source: str
@@ -140,6 +156,23 @@ class Seat:
         return self._engine.choices.model
 
     # ------------------------------------------------------------------------------- on the road
+
+    def start_broadcast(self, numbers: Array) -> Callable[[], bool]:
+        """Start to send whole numbers of rank 0 to all; return the test whether that is done.
+
+        By a shorter way than a call, which is what a program waits for when its caches are cold.
+        The array must be left alone until then.
+        """
+        transport, row = self.transport, DTYPES["int64"]
+        native = transport.native("broadcast", row, None, numbers.size)
+        if native is not None:
+            return native(Buffer(numbers, row, numbers), None, 0, True)
+        octets = numbers.view(np.uint8)
+        tag = self._own.meeting_tag
+        if self.comm.rank == 0:
+            peers = range(1, self.comm.size)
+            return transport.post([(peer, octets) for peer in peers], [], tag).test
+        return transport.post([], [(0, octets)], tag).test
 
     def wait(
         self,

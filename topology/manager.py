@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycomm.deadline import Deadline, as_timeout
-from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError
+from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, MismatchError
 from pycomm.seat import Seat
 from pycomm.topology.decide import Decider, Presence
 from pycomm.topology.explain import explain
@@ -24,7 +24,6 @@ from pycomm.topology.survivors import agree
 
 if TYPE_CHECKING:
     from pycomm.communicator import Communicator
-    from pycomm.work import Work
 
 __all__ = ["TAGS", "TopologyManager"]
 
@@ -110,10 +109,11 @@ class TopologyManager:
             raise ArgumentTypeError(f"good_probes is a number of looks, not {good_probes!r}")
         rules = Rules(good_probes=good_probes, ttl=as_timeout(ttl, 30.0))
         seat = Seat(comm)
-        if seat.occupied:
-            seat.comm.close()
-            raise ArgumentValueError(f"{seat.label} has a topology manager already: close it first")
         self._seat = seat
+        # What rank 0 says, and its sending while that is under way.
+        self._notice = np.zeros(3, np.int64)
+        self._news: Callable[[], bool] | None = None
+        self._spent = 0.0
         self._rank, self._size = comm.rank, comm.size
         self._interval, self._overhead = interval, float(overhead)
         self._measures = measure and comm.size > 1
@@ -121,16 +121,22 @@ class TopologyManager:
         # Who shares memory is known to the road as well: what either tells apart is apart.
         key = f"{who.key}/{seat.transport.hosts[comm.rank]}"
         presence = Presence(key, who.name, seat.device_bus_id())
-        told = seat.comm.all_gather_object((presence, seat.ethernet))
-        presences = [one for one, _ in told]
-        self._decider = Decider(presences, rules, ethernet=all(flat for _, flat in told))
+        settings = f"{rules}, {interval=}, {overhead=}, {background=}, {measure=}"
+        told = seat.comm.all_gather_object((presence, seat.ethernet, settings))
+        presences, flat, asked = zip(*told, strict=True)
+        if len(set(asked)) > 1:
+            self._closed = True
+            self._give_up()
+            listed = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(asked))
+            raise MismatchError(f"the ranks ask for different topology managers: {listed}")
+        self._decider = Decider(presences, rules, ethernet=all(flat))
         self._hosts = self._decider.host_ranks
         own = self._decider.hosts[self._rank]
         self._leaders = tuple(host[0] for host in self._hosts)
         self._among_leaders = seat.comm.split_ranks(self._leaders)
         self._prober: Prober | None = None
         if self._among_leaders is not None:
-            self._prober = Prober(own, probe, interval if background else None)
+            self._prober = Prober(own, probe, interval if background else None, lambda: seat.alive)
         self._turn = 0
         self._groups: dict[str, tuple[Groups, Communicator | None]] = {}
         self._listeners: list[Callable[[Snapshot, Snapshot], Any]] = []
@@ -140,9 +146,6 @@ class TopologyManager:
         self._looked_at = -math.inf
         self._cost = 0.0
         self._asked_at, self._asked_sequence, self._asking = time.monotonic(), seat.sequence, 2e-5
-        # What rank 0 says, and its sending while that is under way.
-        self._notice = np.zeros(3, np.int64)
-        self._news: Work | None = None
         rounds = peer.tournament(self._hosts)
         everything = len(rounds) <= _ALL_PAIRS
         self._snapshot: Snapshot | None = None
@@ -191,6 +194,11 @@ class TopologyManager:
         """Return the reason of every decision, a sentence a line."""
         return explain(self.snapshot)
 
+    @property
+    def seconds_spent(self) -> float:
+        """Seconds that calls on this rank have spent on news and looks, and waiting for others."""
+        return self._spent
+
     def on_change(self, function: Callable[[Snapshot, Snapshot], Any]) -> None:
         """Have ``function(before, after)`` called on this rank whenever a new epoch is adopted.
 
@@ -226,7 +234,7 @@ class TopologyManager:
             If this rank is on the smaller side of a network that has split.
         """
         self._check_open("group")
-        if name == "healthy" and not self._seat.open:
+        if name == "healthy" and self._seat.lost:
             return self._of_survivors(timeout)
         decision = self._decision(name)
         if decision.groups is None:
@@ -262,7 +270,8 @@ class TopologyManager:
         """Make the communicator of those who are left after a failure."""
         seat, patience = self._seat, as_timeout(timeout, 5.0)
         tag, self._healed = 8 * self._healed, self._healed + 1
-        left = agree(seat.reserve, seat.gone(), patience, seat.idle_wait, tag)
+        gone = seat.gone() | set(self.snapshot.lost)
+        left = agree(seat.reserve, gone, patience, seat.idle_wait, tag)
         made = seat.survivors(left, patience)
         lost = tuple(rank for rank in range(self._size) if rank not in left)
         names = ", ".join(map(str, lost))
@@ -296,19 +305,25 @@ class TopologyManager:
         seat, began = self._seat, time.monotonic()
         what, calls = _NOTHING, 1
         if self._news is not None:
-            self._news.wait()
+            self._hear(self._news)
             what, calls, self._turn = map(int, self._notice)
         if what == _LOOK:
             self._look(peer.tournament(self._hosts, self._turn), peer.BRIEF)
         if self._rank == 0:
             self._notice[:] = self._next_notice(began, time.monotonic())
-        self._news = seat.comm.broadcast(self._notice, async_op=True)
+        self._news = seat.start_broadcast(self._notice)
         if self._rank == 0:
             now = time.monotonic()
             if what == _NOTHING:
                 self._asking += 0.2 * (now - began - self._asking)
             self._asked_at, self._asked_sequence = now, seat.sequence
         seat.at_boundary(self._ask, seat.sequence + calls)
+        self._spent += time.monotonic() - began
+
+    def _hear(self, news: Callable[[], bool]) -> None:
+        """Wait for what rank 0 says; it has been on its way for some calls."""
+        if not news():
+            self._seat.wait(news, Deadline(self._seat.timeout), "news of the topology")
 
     def _next_notice(self, began: float, now: float) -> tuple[int, int, int]:
         """Return what to do at the next time of asking, and after how many calls there is one more.
@@ -423,9 +438,15 @@ class TopologyManager:
         self._closed = True
         if self._prober is not None:
             self._prober.close()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Leave the communicator to itself."""
         usable = self._seat.open
         self._seat.leave()
         if usable:
+            if self._news is not None:
+                self._hear(self._news)
             self._seat.comm.close()
         else:
             self._seat.comm.abort()

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import pycomm
+from pycomm.algorithms.schedule import Schedule, Send
 from pycomm.topology import manager
 from pycomm.topology.graph import Gpu, Host, Nic, State, Topology
 from pycomm.topology.manager import TAGS, TopologyManager
+from pycomm.topology.probes import peer
 from pycomm.topology.samples import Findings, Sample
 
 Probe = Callable[[str, float], Findings]
@@ -235,6 +237,70 @@ def test_works_in_flight_go_on_while_ranks_ask(monkeypatch: pytest.MonkeyPatch) 
     assert pycomm.run_local(3, rank, timeout=20) == [True] * 3
 
 
+def plans_with(
+    rates: dict[tuple[int, int], float], hosts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[pycomm.Plan, pycomm.Plan]]:
+    """The plans of each rank, before and after pairs of ranks were measured to be that slow."""
+    slowed = [False]
+
+    def measure(transport: Any, rounds: peer.Rounds, *rest: Any) -> tuple[Sample, ...]:
+        mine = [pair for pairs in rounds for pair in pairs if pair[0] == transport.rank]
+        return tuple(
+            Sample(
+                peer.pair_name(*pair), "peer", 0.0, State.UP, latency=1e-4,
+                measured=1e8 * (rates.get(pair, 1.0) if slowed[0] else 1.0),
+            )
+            for pair in mine
+        )  # fmt: skip
+
+    monkeypatch.setattr(peer, "measure", measure)
+
+    def rank(comm: pycomm.Communicator) -> tuple[pycomm.Plan, pycomm.Plan]:
+        x = np.full(100_000, float(comm.rank))
+        with TopologyManager(comm, background=False, probe=looks([State.UP])) as topology:
+            before = comm.plan("all_reduce", x)
+            comm.barrier()
+            slowed[0] = True
+            comm.barrier()
+            topology.refresh(thorough=True)
+            after = comm.plan("all_reduce", x)
+            after()
+            assert (x == sum(range(comm.size))).all()
+        return before, after
+
+    return pycomm.run_local(len(hosts), rank, hosts=hosts)
+
+
+def test_a_slow_road_carries_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {(1, 3): 0.25, (1, 2): 0.25, (0, 3): 0.25}  # rank 1, and rank 3 on the other host
+    plans = plans_with(rates, [0, 0, 1, 1], monkeypatch)
+    assert all("epoch 2: links between hosts differ" in after.why for _, after in plans)
+    crossed = [crossing(after.schedule, rank, 100_000) for rank, (_, after) in enumerate(plans)]
+    assert crossed == [80_000, 20_000, 80_000, 20_000]
+
+
+def crossing(schedule: Schedule | None, rank: int, count: int) -> int:
+    """How many elements a rank sends to the other one of two hosts of two ranks."""
+    assert schedule is not None
+    sizes = schedule.sizes(count)
+    return sum(
+        sizes[chunk]
+        for steps in schedule.rounds
+        for step in steps
+        if isinstance(step, Send) and step.peer // 2 != rank // 2
+        for chunk in step.chunks
+    )
+
+
+def test_a_slow_link_between_hosts_is_gone_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = plans_with({(0, 1): 0.1}, [0, 1, 2, 3], monkeypatch)
+    for rank, (_, after) in enumerate(plans):
+        assert after.algorithm == "hierarchical"
+        assert after.schedule is not None
+        peers = {step.peer for steps in after.schedule.rounds for step in steps}
+        assert not peers & ({1} if rank == 0 else {0} if rank == 1 else set())
+
+
 def test_survivors_agree() -> None:
     def rank(comm: pycomm.Communicator) -> Any:
         topology = quiet(comm)
@@ -307,6 +373,27 @@ def test_arguments_that_make_no_sense(wrong: dict[str, Any]) -> None:
         comm.barrier()
 
     pycomm.run_local(2, rank)
+
+
+def test_different_settings_are_refused_everywhere() -> None:
+    def rank(comm: pycomm.Communicator) -> None:
+        with pytest.raises(pycomm.MismatchError, match=r"rank 0: .*interval=5.0.*rank 1: .*=6.0"):
+            TopologyManager(comm, interval=5.0 + comm.rank)
+        with quiet(comm):
+            comm.barrier()
+
+    pycomm.run_local(2, rank)
+
+
+def test_the_thread_ends_with_the_communicator() -> None:
+    def rank(comm: pycomm.Communicator) -> Any:
+        probe = looks([State.UP])
+        return TopologyManager(comm, interval=0.01, probe=probe, measure=False)._prober
+
+    (prober,) = pycomm.run_local(1, rank)
+    assert prober._thread is not None
+    prober._thread.join(5)
+    assert not prober._thread.is_alive()
 
 
 def test_one_manager_at_a_time() -> None:

@@ -127,10 +127,19 @@ class Prober:
         note says why.
     interval : float, optional
         Seconds between looks in a thread of its own; no thread if None.
+    alive : callable, optional
+        Whether anybody still wants to know: the thread ends if not.
     """
 
-    def __init__(self, host: str, probe: ProbeHost | None, interval: float | None) -> None:
+    def __init__(
+        self,
+        host: str,
+        probe: ProbeHost | None,
+        interval: float | None,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._host = host
+        self._alive = alive
         self._own: HostProbe | None = None
         if probe is None:
             probe = self._own = HostProbe()
@@ -170,5 +179,5 @@ class Prober:
             self._own.close()
 
     def _run(self, interval: float) -> None:
-        while not self._stop.wait(interval):
+        while not self._stop.wait(interval) and self._alive():
             self.look()

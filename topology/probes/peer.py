@@ -7,6 +7,7 @@ measured is what a program gets: Python, the library underneath, the wire.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import combinations, zip_longest
 from typing import NamedTuple
 
@@ -183,9 +184,8 @@ def measure(
         the last sample says so, and no more pairs were measured.
     """
     rank, found = transport.rank, []
+    room = _room()
     messages = _Messages(transport, wait, tag, effort)
-    # Written once: pages that were never touched would be timed as well.
-    room = np.ones(_LONGEST, np.uint8)
     for number, pairs in enumerate(rounds):
         mine = next((pair for pair in pairs if rank in pair), None)
         try:
@@ -204,6 +204,12 @@ def measure(
             found.append(Sample(where, "peer", clock(), State.DOWN, f"no answer: {error}"))
             break
     return tuple(found)
+
+
+@cache
+def _room() -> Array:
+    """Return memory for messages; pages that were never touched would be timed as well."""
+    return np.ones(_LONGEST, np.uint8)
 
 
 def _meet(messages: _Messages) -> None:
