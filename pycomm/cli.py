@@ -1,4 +1,4 @@
-"""The command line: ``pycomm run``, ``bench``, ``tune``, ``simulate``, ``info``."""
+"""The command line: ``pycomm run``, ``bench``, ``tune``, ``simulate``, ``topo``, ``info``."""
 
 import argparse
 import os
@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _bench(words[1:])
         if words[:1] == ["tune"]:
             return _tune(words[1:])
+        if words[:1] == ["topo"]:
+            return _topo(words[1:])
         options = _parser().parse_args(words)
         if options.subcommand == "run":
             return _run(options)
@@ -134,6 +136,19 @@ def _tune(words: Sequence[str]) -> int:
     return launch([sys.executable, "-P", "-m", "pycomm.tune", *rest], ranks, verbose=verbose)
 
 
+def _topo(words: Sequence[str]) -> int:
+    from pycomm import topo  # takes a while to import, for which `pycomm run` need not wait
+
+    parser = argparse.ArgumentParser(
+        prog="pycomm topo",
+        description="Looks at this host and prints its GPUs, NICs and links as `nvidia-smi topo "
+        "-m` does, which groups follow, which NIC is near, and what is not well. Under mpirun all "
+        "ranks take part, and rank 0 prints what was measured between them too.",
+    )
+    topo.add_arguments(parser)
+    return topo.run(parser.parse_args(words))
+
+
 def _run(options: argparse.Namespace) -> int:
     words: list[str] = options.words
     if options.module:
@@ -190,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
         "pycomm.algorithms.cost; on one core, without any network.",
     )
     forecast.add_arguments(simulate)
+
+    commands.add_parser("topo", help="say what this machine or job is made of, and how that is")
 
     info = commands.add_parser("info", help="say what was found, where, and which version")
     info.add_argument("--json", action="store_true", help="print JSON")

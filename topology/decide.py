@@ -64,6 +64,8 @@ class Decider:
         self._parts: dict[str, Topology] = {}
         self._pairs: dict[tuple[int, int], MeasuredPair] = {}
         self._latencies: dict[tuple[int, int], deque[float]] = {}
+        # The most that any rank of a host was seen to exchange with another host.
+        self._best: dict[str, float] = {}
         self._last: Snapshot | None = None
         self.hosts = host_names(self._presences)
 
@@ -80,6 +82,7 @@ class Decider:
 
     def measured(self, pairs: Iterable[MeasuredPair], now: float) -> None:
         """Take in what was measured between ranks."""
+        crossing = []
         for pair in pairs:
             # Latency is the shortest of some looks: interrupts make it longer, nothing shorter.
             trips = self._latencies.setdefault((pair.a, pair.b), deque(maxlen=_LATENCIES))
@@ -87,14 +90,21 @@ class Decider:
             self._pairs[pair.a, pair.b] = replace(pair, latency=min(trips))
             a, b = self.hosts[pair.a], self.hosts[pair.b]
             if a != b:
-                subject = _between(a, b)
-                self._health.add(
-                    Sample(
-                        subject, "peer", now, State.UP,
-                        measured=pair.bandwidth, latency=pair.latency,
-                    ),
-                    now,
-                )  # fmt: skip
+                crossing.append((pair, _between(a, b)))
+                for host in (a, b):
+                    self._best[host] = max(self._best.get(host, 0.0), pair.bandwidth)
+        typical = median(self._best.values()) if len(self._best) > 2 else 0.0
+        for pair, link in crossing:
+            best = self._health.verdict(link, now).rate or 0.0
+            self._health.add(
+                Sample(
+                    link, "peer", now, State.UP,
+                    # A link that was slow from the start has no better past, but others have.
+                    rate=typical if typical > max(best, pair.bandwidth) else None,
+                    measured=pair.bandwidth, latency=pair.latency,
+                ),
+                now,
+            )  # fmt: skip
 
     def slow(self, pairs: Mapping[tuple[int, int], MeasuredPair]) -> tuple[tuple[int, int], ...]:
         """Return the pairs across hosts that were slower than pairs between the same hosts were."""

@@ -243,7 +243,7 @@ class Health:
         bound = self.rules.slow if track.state is not State.DEGRADED else self.rules.recovered
         if share >= bound:
             return ""
-        what = "its rate" if own else "the best measured so far"
+        what = "what it should carry" if own else "the best measured so far"
         return f"measured {format_rate(measured)}, {share:.0%} of {what}, {format_rate(rate)}"
 
     def _settle(self, track: _Track, state: State, reason: str) -> None:

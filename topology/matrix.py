@@ -9,9 +9,11 @@ from itertools import combinations
 
 from pycomm.topology.graph import Gpu, Link, LinkKind, Nic, State, Switch, Topology
 from pycomm.topology.groups import path_kind
+from pycomm.units import format_rate
 
 __all__ = [
     "Bundle",
+    "bundle_of",
     "bundles",
     "describe_parts",
     "host_part",
@@ -61,6 +63,17 @@ class Bundle:
     state: State
     switched: bool = False
 
+    @property
+    def label(self) -> str:
+        """What stands at a line: ``NV18``."""
+        return "down" if self.count == 0 else "NV" if self.count is None else f"NV{self.count}"
+
+    @property
+    def meaning(self) -> str:
+        """What the label says, with the bandwidth: ``18 NVLinks, 450 GB/s``."""
+        rate = "" if self.bandwidth is None else f", {format_rate(self.bandwidth)}"
+        return ("NVLinks" if self.count is None else number_of(self.count, "NVLink")) + rate
+
 
 def host_part(topology: Topology, host: str) -> Topology:
     """Return what a topology has of one host, and of switches that hosts share what it reaches.
@@ -72,14 +85,14 @@ def host_part(topology: Topology, host: str) -> Topology:
     numa = tuple(node for node in topology.numa_nodes if node.host == host)
     gpus = tuple(gpu for gpu in topology.gpus if gpu.host == host)
     nics = tuple(nic for nic in topology.nics if nic.host == host)
-    own = {device.name for device in (*gpus, *nics)}
+    own = {gpu.name for gpu in gpus} | {nic.name for nic in nics}
     reached = {link.other(name) for link in topology.links for name in _ends(link) if name in own}
     switches = tuple(
         one
         for one in topology.switches
         if one.host == host or (one.host is None and one.name in reached)
     )
-    names = own | {host} | {one.name for one in (*numa, *switches)}
+    names = own | {host} | {node.name for node in numa} | {one.name for one in switches}
 
     def parent(name: str | None) -> str | None:
         return name if name in names else None
@@ -163,19 +176,19 @@ def bundles(topology: Topology) -> dict[frozenset[str], Bundle]:
         for end in _ends(link):
             if end in gpus and link.other(end) in switches:
                 to_switch[end].setdefault(link.other(end), []).append(link)
-    found = {pair: _bundle([links]) for pair, links in direct.items()}
+    found = {pair: bundle_of([links]) for pair, links in direct.items()}
     for a, b in combinations([gpu.name for gpu in topology.gpus], 2):
         common = to_switch[a].keys() & to_switch[b].keys()
         if common and frozenset((a, b)) not in found:
             sides = [
                 [link for name in sorted(common) for link in to_switch[end][name]] for end in (a, b)
             ]
-            found[frozenset((a, b))] = replace(_bundle(sides), switched=True)
+            found[frozenset((a, b))] = replace(bundle_of(sides), switched=True)
     return found
 
 
-def _bundle(sides: Sequence[Sequence[Link]]) -> Bundle:
-    """Return what links carry together: of two sides, as much as the weaker one."""
+def bundle_of(sides: Sequence[Sequence[Link]]) -> Bundle:
+    """Return what NVLinks carry together: of two sides, as much as the weaker one."""
     states = {link.state for side in sides for link in side}
     alive = [[link for link in side if link.state is not State.DOWN] for side in sides]
     if not all(alive):
@@ -234,7 +247,7 @@ def matrix(topology: Topology) -> list[str]:
 
 def _names(topology: Topology, names: dict[str, str]) -> list[str]:
     """Return which device is behind a label, of those whose label does not say so."""
-    devices: dict[str, Gpu | Nic] = {one.name: one for one in (*topology.gpus, *topology.nics)}
+    devices = {one.name: one for one in topology.devices}
     lines: list[str] = []
     for word in ("GPU", "NIC"):
         told = []

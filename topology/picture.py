@@ -1,19 +1,25 @@
-"""Where everything is in the picture of a topology: boxes and lines, in inches from the lower left.
+"""Where everything is in the picture of a topology: boxes and lines, in inches from lower left.
 
-Pure; `plot` draws them. Hosts stand side by side. In each, from top to bottom: ranks that work on no
-GPU, NVLink as a bar or as arcs, and NUMA nodes, each with GPUs above the NICs that are near them.
-Links between hosts are arcs below. Arcs over places in a row have their tops at different points, so
-that labels there never meet.
+Pure; `plot` draws them. Hosts stand side by side. In each, from top to bottom: ranks that work on
+no GPU; NVLink as a bar or as arcs; NUMA nodes, with GPUs above the NICs near them. Links between
+hosts are arcs below. Arcs over things in a row have their tops at different points, so that labels
+there never meet.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
-from pycomm.topology.graph import MOST_NVLINKS, Gpu, Link, LinkKind, Nic, State, Topology
-from pycomm.topology.groups import nearest_nics, path_kind
+from pycomm.topology.graph import Gpu, Link, LinkKind, Nic, State, Topology
+from pycomm.topology.layout import (
+    Cluster,
+    NumaPart,
+    bars,
+    gravest,
+    measured_inside,
+    numa_parts,
+    remarks,
+)
 from pycomm.topology.matrix import (
-    Bundle,
     bundles,
     describe_parts,
     host_part,
@@ -22,19 +28,25 @@ from pycomm.topology.matrix import (
     ranges,
     short_name,
 )
-from pycomm.topology.snapshot import MeasuredPair, Snapshot
+from pycomm.topology.snapshot import Snapshot
 from pycomm.units import format_rate, format_seconds
 
-__all__ = ["Box", "Line", "Picture", "arrange", "gravest"]
+__all__ = ["Box", "Line", "Picture", "arrange"]
 
 _SLOT, _GAP, _PAD = 1.02, 0.16, 0.18  # from one GPU to the next; between; inside of frames
-_GPU, _NIC, _MID = 0.52, 0.30, 0.62  # heights: GPU, NIC, and what is between their rows
+_GPU, _NIC, _MID = 0.52, 0.33, 0.62  # heights: GPU, NIC, and what is between their rows
 _TITLE = 0.3
-_ARC, _STEP, _BAR = 0.30, 0.20, 0.34  # lowest arc; how much higher for each place; an NVSwitch
+_ARC, _STEP, _BAR = 0.30, 0.23, 0.34  # lowest arc; how much higher for each place; an NVSwitch
 _BETWEEN = 0.9  # from one host to the next
+_DEPTH, _DEEPER = 0.55, 0.5  # the lowest arc of hosts; how much lower for each host more
 _MOST_CHIPS = 8  # ranks of a host that are drawn one by one
 _MOST_WIDTH = 30.0  # a picture that would be wider shows hosts as boxes with numbers
-_NIC_ROWS = 4
+_PCI = {
+    LinkKind.PIX: "at most one PCIe bridge",
+    LinkKind.PXB: "several PCIe bridges",
+    LinkKind.PHB: "PCIe host bridge",
+    LinkKind.NODE: "within a NUMA node",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +90,6 @@ class Picture:
     remarks: list[str] = field(default_factory=list)
 
 
-def gravest(states: Iterable[State]) -> State:
-    """Return the worst of some states; unknown if there are none."""
-    found = set(states)
-    order = (State.DOWN, State.DEGRADED, State.UNKNOWN, State.UP)
-    return next((state for state in order if state in found), State.UNKNOWN)
-
-
 def _weight(bandwidth: float | None) -> float:
     """Return how wide a line is, in points: it grows with each power of ten from 1 GB/s on."""
     if bandwidth is None or bandwidth <= 0:
@@ -105,7 +110,7 @@ def arrange(shown: Topology | Snapshot) -> Picture:
     between = [link for link in topology.links if {link.a, link.b} <= {one.name for one in full}]
     order = {one.name: at for at, one in enumerate(full)}
     reach = max((abs(order[link.a] - order[link.b]) for link in between), default=0)
-    floor = 0.55 + 0.42 * reach if between else 0.0
+    floor = _DEPTH + _DEEPER * reach if between else 0.0
     top = max((one.height for one in full), default=0.0)
     x, middles = 0.0, {}
     for one in full:
@@ -115,7 +120,7 @@ def arrange(shown: Topology | Snapshot) -> Picture:
     picture.width = max(x - _BETWEEN, 0.0)
     picture.height = floor + top
     _join_hosts(picture, between, order, middles)
-    _add_remarks(picture, topology)
+    picture.remarks = remarks(topology)
     return picture
 
 
@@ -147,12 +152,11 @@ def _join_hosts(
     labelled = len(between) <= 28
 
     def start(name: str, other: str) -> tuple[float, float]:
-        """Return where the arc to `other` leaves: to the near side, the nearest outermost."""
+        """Return where the arc to `other` leaves: on its side, those to the nearest outermost."""
         x, y = middles[name]
-        others = ends[name]
-        left = [one for one in others if order[one] < order[name]]
-        rank = left[::-1] if other in left else [one for one in others if one not in left][::1]
-        place = (0.62 if len(rank) < 2 else 0.78 - 0.5 * rank.index(other) / (len(rank) - 1)) - 0.1
+        left = [one for one in ends[name][::-1] if order[one] < order[name]]
+        side = left if other in left else [one for one in ends[name] if one not in left]
+        place = 0.68 - 0.5 * side.index(other) / max(len(side) - 1, 1)
         return x + (-place if other in left else place), y
 
     for link in between:
@@ -162,27 +166,11 @@ def _join_hosts(
         told += [] if link.latency is None else [format_seconds(link.latency)]
         if link.state in (State.DOWN, State.DEGRADED):
             told.append(link.state.upper())
-        depth = 0.55 + 0.42 * (abs(order[link.a] - order[link.b]) - 1)
+        depth = _DEPTH + _DEEPER * (abs(order[link.a] - order[link.b]) - 1)
         label = " · ".join(told) if labelled or link.state in (State.DOWN, State.DEGRADED) else ""
         picture.lines.append(
             Line(x0, y0, x1, y1, link.state, _weight(link.bandwidth), -depth, label)
         )
-
-
-def _add_remarks(picture: Picture, topology: Topology) -> None:
-    """Say what is not well, as far as a picture has room."""
-    bad = (State.DOWN, State.DEGRADED)
-    nics = [nic for nic in topology.nics if not nic.virtual]
-    devices: list[Gpu | Nic] = [*topology.gpus, *nics]
-    found = [f"{one.name} is {one.state}: {one.reason}" for one in devices if one.state in bad]
-    found += [
-        f"{link.a} - {link.b} is {link.state}: {link.reason}"
-        for link in topology.links
-        if link.state in bad
-    ]
-    picture.remarks = [text.removesuffix(": ") for text in found[:4]]
-    if len(found) > 4:
-        picture.remarks.append(f"and {len(found) - 4} more that are not well")
 
 
 class _Host:
@@ -198,31 +186,34 @@ class _Host:
         gpus = {gpu.name for gpu in self._part.gpus}
         self._rank_of = {place.gpu: place.rank for place in own if place.gpu in gpus}
         self._ranks = [place.rank for place in own if place.gpu not in gpus]
-        self._pairs = [] if snapshot is None else [*snapshot.pairs]
-        self._compact = compact
-        self._numa = [] if compact else _numa_nodes(self._part)
-        self._labels = labels(self._part)
+        pairs = () if snapshot is None else snapshot.pairs
+        self._compact, self._labels = compact, labels(self._part)
+        self._numa = [] if compact else numa_parts(self._part)
         self._chips = 0 < len(self._ranks) <= _MOST_CHIPS and not compact
-        self._shared = _measured(self._pairs, self._ranks) if self._chips else []
+        self._shared = measured_inside(pairs, self._ranks) if self._chips else []
         self._nvlinks = {} if compact else bundles(self._part)
-        self._bars = [] if compact else _bars(self._part, self._nvlinks)
+        self._bars = [] if compact else bars(self._part, self._nvlinks)
         covered = {pair for bar in self._bars for pair in bar.pairs}
-        self._arcs = {pair: one for pair, one in self._nvlinks.items() if pair not in covered}
         self._place = {gpu.name: at for at, gpu in enumerate(g for n in self._numa for g in n.gpus)}
+        self._arcs = {
+            tuple(sorted(pair, key=self._place.__getitem__)): bundle
+            for pair, bundle in self._nvlinks.items()
+            if pair not in covered
+        }
         self._sizes()
 
     def _sizes(self) -> None:
-        inner = sum(node.width for node in self._numa) + _GAP * max(len(self._numa) - 1, 0)
+        self._inner = inner = sum(map(_width, self._numa)) + _GAP * max(len(self._numa) - 1, 0)
         chips = _SLOT * len(self._ranks) if self._chips else 2 * _SLOT * bool(self._ranks)
         # A title of bold letters of 11 points, and what is below it.
         inner = max(inner, chips, 0.11 * len(self.name) + 0.4, 2.6 if self._compact else 1.9)
         self.width = inner + 2 * _PAD
-        self._numa_height = max((node.height for node in self._numa), default=0.0)
+        self._numa_height = max(map(_height, self._numa), default=0.0)
         reach = max((abs(self._place[a] - self._place[b]) for a, b in self._arcs), default=0)
         self._arc_height = _ARC + _STEP * reach + 0.12 if self._arcs else 0.0
         self._bar_height = (_BAR + 0.42) * len(self._bars)
         reach = max((b - a for a, b, _ in self._shared), default=0)
-        self._chip_height = 0.36 + 0.16 if self._ranks else 0.0
+        self._chip_height = 0.36 + 0.2 if self._ranks else 0.0
         self._chip_height += _ARC + _STEP * reach + 0.12 if self._shared else 0.0
         content = self._numa_height + self._arc_height + self._bar_height + self._chip_height
         self.height = content + _TITLE + _PAD * 2 + (0.3 if self._compact else 0.0)
@@ -231,25 +222,25 @@ class _Host:
         """Add this host to a picture, its lower left corner at (x, y)."""
         details = (describe_parts(self._part),) if self._compact else ()
         picture.boxes.append(Box("host", x, y, self.width, self.height, self.name, details))
-        inner = sum(node.width for node in self._numa) + _GAP * max(len(self._numa) - 1, 0)
-        left, floor = x + (self.width - inner) / 2, y + _PAD
+        left, floor = x + (self.width - self._inner) / 2, y + _PAD
         tops: dict[str, tuple[float, float]] = {}
         for node in self._numa:
-            bottom = floor + self._numa_height - node.height
-            tops |= self._put_numa(picture, node, left, bottom)
-            left += node.width + _GAP
+            tops |= self._put_numa(picture, node, left, floor)
+            left += _width(node) + _GAP
         ceiling = floor + self._numa_height
         self._put_nvlink(picture, tops, ceiling)
-        self._put_ranks(picture, x, ceiling + self._arc_height + self._bar_height + 0.08)
+        self._put_ranks(picture, x, ceiling + self._arc_height + self._bar_height + 0.12)
 
     def _put_numa(
-        self, picture: Picture, node: "_Numa", x: float, y: float
+        self, picture: Picture, node: NumaPart, x: float, y: float
     ) -> dict[str, tuple[float, float]]:
         """Add a NUMA node; return the middle of the top of each GPU."""
-        picture.boxes.append(Box("numa", x, y, node.width, node.height, node.title, node.details))
-        tops, left, bottom = {}, x + _PAD, y + _TITLE + 0.1
-        shelf = bottom + node.nic_height  # the top of the NICs
-        row = shelf + _MID if node.nic_height and node.gpus else shelf  # the bottom of the GPUs
+        cpus = (node.cpus,) if node.cpus else ()
+        picture.boxes.append(Box("numa", x, y, _width(node), self._numa_height, node.title, cpus))
+        tops = {}
+        left = x + (_width(node) - node.columns * _SLOT) / 2
+        row = y + self._numa_height - _PAD - _GPU  # the bottom of the GPUs
+        shelf = row - _MID if node.gpus else row + _GPU  # the top of the NICs
         for cluster in node.clusters:
             width = cluster.columns * _SLOT
             gpus = _spread(left, width, len(cluster.gpus))
@@ -259,7 +250,7 @@ class _Host:
             columns = _spread(left, width, len(cluster.nics))
             for middle, stack in zip(columns, cluster.nics, strict=True):
                 for at, nic in enumerate(stack):
-                    self._put_nic(picture, nic, middle, shelf - (at + 1) * _NIC - at * 0.06)
+                    self._put_nic(picture, nic, middle, shelf - _stack(at + 1))
             if cluster.kind is not None:
                 self._put_paths(picture, cluster, gpus, columns, shelf, row)
             left += width
@@ -293,7 +284,7 @@ class _Host:
     def _put_paths(
         self,
         picture: Picture,
-        cluster: "_Cluster",
+        cluster: Cluster,
         gpus: Sequence[float],
         columns: Sequence[float],
         shelf: float,
@@ -307,36 +298,38 @@ class _Host:
         y = (shelf + row - height) / 2
         title = cluster.kind.name
         for at, gpu in zip(gpus, cluster.gpus, strict=True):
-            state, rate = self._up(gpu)
+            state, rate = self._up(gpu, [nic.name for stack in cluster.nics for nic in stack])
             picture.lines.append(Line(at, row, at, y + height, state, _weight(rate)))
         for at, stack in zip(columns, cluster.nics, strict=True):
-            ways = [self._up(nic) for nic in stack]
+            ways = [self._up(nic, [gpu.name for gpu in cluster.gpus]) for nic in stack]
             rate = max((rate for _, rate in ways if rate is not None), default=None)
             state = gravest(state for state, _ in ways)
             picture.lines.append(Line(at, y, at, shelf, state, _weight(rate)))
         picture.boxes.append(Box("pci", middle - wide / 2, y, wide, height, title))
         picture.meanings.setdefault(title, _PCI[cluster.kind])
 
-    def _up(self, device: Gpu | Nic) -> tuple[State, float | None]:
-        """Return state and rate of the link from a device upwards on PCI."""
-        for link in self._part.links:
-            if device.name in (link.a, link.b) and link.other(device.name) == device.parent:
-                return link.state, link.bandwidth
+    def _up(self, device: Gpu | Nic, others: Sequence[str]) -> tuple[State, float | None]:
+        """Return state and rate of the link upwards on PCI, or else of the one to any of others."""
+        links = [link for link in self._part.links if device.name in (link.a, link.b)]
+        for ends in ([device.parent], others):
+            for link in links:
+                if link.other(device.name) in ends and link.kind in _PCI:
+                    return link.state, link.bandwidth
         return State.UNKNOWN, None
 
     def _put_nvlink(
         self, picture: Picture, tops: dict[str, tuple[float, float]], ceiling: float
     ) -> None:
         """Add bars for switches, and arcs for links that are direct."""
-        for pair, bundle in self._arcs.items():
-            a, b = sorted(pair, key=self._place.__getitem__)
+        for (a, b), bundle in self._arcs.items():
             (x0, y0), (x1, y1) = tops[a], tops[b]
+            x0, x1 = x0 + self._leaves(a, b), x1 + self._leaves(b, a)
             rise = ceiling - max(y0, y1) + _ARC + _STEP * (self._place[b] - self._place[a])
-            label = _bundle_label(bundle)
+            label = bundle.label
             picture.lines.append(
                 Line(x0, y0, x1, y1, bundle.state, _weight(bundle.bandwidth), rise, label)
             )
-            picture.meanings.setdefault(label, _bundle_meaning(bundle))
+            picture.meanings.setdefault(label, bundle.meaning)
         for level, bar in enumerate(self._bars):
             y = ceiling + self._arc_height + (_BAR + 0.42) * level + 0.36
             points = [tops[name][0] for name in bar.ends]
@@ -344,11 +337,20 @@ class _Host:
             picture.boxes.append(Box("nvswitch", left, y, right - left, _BAR, bar.title))
             for name, end in bar.ends.items():
                 x, top = tops[name]
-                label = _bundle_label(end)
+                label = end.label
                 picture.lines.append(
                     Line(x, top, x, y, end.state, _weight(end.bandwidth), 0.0, label)
                 )
-                picture.meanings.setdefault(label, _bundle_meaning(end))
+                picture.meanings.setdefault(label, end.meaning)
+
+    def _leaves(self, name: str, other: str) -> float:
+        """Return where an arc leaves a GPU, from its middle: arcs to near ones lie outermost."""
+        place = self._place
+        ends = {end for pair in self._arcs if name in pair for end in pair} - {name}
+        left = sorted((end for end in ends if place[end] < place[name]), key=place.__getitem__)
+        right = sorted((end for end in ends if place[end] > place[name]), key=place.__getitem__)
+        row = [*left[::-1], *right[::-1]]
+        return 0.6 * ((row.index(other) + 0.5) / len(row) - 0.5)
 
     def _put_ranks(self, picture: Picture, x: float, y: float) -> None:
         """Add ranks that work on no GPU, and what was measured between them."""
@@ -371,20 +373,21 @@ class _Host:
             )
 
 
+def _stack(rows: int) -> float:
+    """Return the height of so many NICs below each other."""
+    return rows * _NIC + max(rows - 1, 0) * 0.06
+
+
+def _width(node: NumaPart) -> float:
+    return max(node.columns * _SLOT, 1.7) + 0.1
+
+
+def _height(node: NumaPart) -> float:
+    between = _MID if node.rows and node.gpus else 0.0
+    return _TITLE + _stack(node.rows) + between + _GPU * bool(node.gpus) + _PAD
+
+
 def _spread(left: float, width: float, count: int) -> list[float]:
-    """Return the middles of so many things side by side, no farther apart than they need be."""
+    """Return the middles of so many things side by side."""
     step = width / count if count else 0.0
     return [left + step * (at + 0.5) for at in range(count)]
-
-
-def _measured(
-    pairs: Iterable[MeasuredPair], ranks: Sequence[int]
-) -> list[tuple[int, int, MeasuredPair]]:
-    """Return what was measured between ranks, by their places in the row."""
-    place = {rank: at for at, rank in enumerate(ranks)}
-    found = [
-        (*sorted((place[pair.a], place[pair.b])), pair)
-        for pair in pairs
-        if pair.a in place and pair.b in place
-    ]
-    return found if len(ranks) <= 4 else []

@@ -263,7 +263,7 @@ def _pairs(pairs: Sequence[frozenset[str]], order: Sequence[str]) -> str:
     if len(names) > 2 and len(pairs) == len(names) * (len(names) - 1) // 2:
         return f"any two of {', '.join(names)}"
     ordered = sorted(tuple(sorted(pair, key=order.index)) for pair in pairs)
-    return ", ".join(" - ".join(pair) for pair in ordered)
+    return ", ".join("-".join(pair) for pair in ordered)
 
 
 def _kind(link: Link) -> str:
@@ -298,12 +298,13 @@ def snapshot_text(snapshot: Snapshot) -> str:
     if snapshot.lost:
         lines.append(_wrapped(f"lost: {', '.join(map(str, snapshot.lost))}"))
     lines += ["", "Groups of ranks"]
+    wide = max([len(one.name) + 1 for one in snapshot.decisions] + [9])
     for one in snapshot.decisions:
-        told = "unknown" if one.groups is None else _braces(one.groups) or "none"
-        lines.append(_wrapped(f"{one.name + ':':<9} {told}: {one.reason}", 12))
-    lines.append(_wrapped(f"{'order:':<9} {_braces(snapshot.order) or 'none'}", 12))
+        groups = "unknown" if one.groups is None else _braces(one.groups) or "none"
+        lines.append(_wrapped(f"{one.name + ':':<{wide}} {groups}: {one.reason}", wide + 3))
+    lines.append(_wrapped(f"{'order:':<{wide}} {_braces(snapshot.order) or 'none'}", wide + 3))
     if snapshot.roads_reason:
-        lines.append(_wrapped(f"{'roads:':<9} {snapshot.roads_reason}", 12))
+        lines.append(_wrapped(f"{'roads:':<{wide}} {snapshot.roads_reason}", wide + 3))
     lines += _measured_lines(snapshot)
     names = {host.name for host in snapshot.topology.hosts}
     between = [link for link in snapshot.topology.links if names.issuperset((link.a, link.b))]
@@ -312,9 +313,9 @@ def snapshot_text(snapshot: Snapshot) -> str:
     for link in between:
         known = [] if link.bandwidth is None else [format_rate(link.bandwidth)]
         known += [] if link.latency is None else [format_seconds(link.latency)]
-        told = f" {', '.join(known)}" if known else ""
+        measured = f" {', '.join(known)}" if known else ""
         reason = f": {link.reason}" if link.reason else ""
-        lines.append(_wrapped(f"{link.a} - {link.b} ({link.kind}) {link.state}{told}{reason}"))
+        lines.append(_wrapped(f"{link.a} - {link.b} ({link.kind}) {link.state}{measured}{reason}"))
     return "\n".join(lines)
 
 

@@ -205,6 +205,16 @@ def test_a_hash_of_all_and_one_of_what_plans_depend_on() -> None:
     assert first.to_json() != second.to_json()
 
 
+def test_a_host_that_is_slow_from_the_start() -> None:
+    one = decider("abc")
+    for host in ("ha", "hb", "hc"):
+        one.report(host, Findings(Topology(hosts=(Host(host),))), 0.0)
+    one.measured(pairs({(0, 1): 110.0, (0, 2): 12.0, (1, 2): 13.0}), 0.0)
+    states = [(link.b, link.state, link.reason) for link in one.decide(0.0).topology.links]
+    assert [state for _, state, _ in states] == [UP, State.DEGRADED, State.DEGRADED]
+    assert states[1][2] == "measured 12 MB/s, 11% of what it should carry, 110 MB/s"
+
+
 def test_what_is_measured_again() -> None:
     one = decider("aabb")
     found = {(p.a, p.b): p for p in pairs({(0, 2): 100.0, (1, 3): 70.0, (0, 1): 5.0, (0, 3): 85.0})}

@@ -128,7 +128,7 @@ def test_slow_against_its_own_rate() -> None:
     rates = [100.0, 49.0, 60.0, 71.0, 90.0]
     came = feed(health, *(sample(rate=100e6, measured=rate * 1e6) for rate in rates))
     assert states(came) == [UP, DEGRADED, DEGRADED, DEGRADED, UP]
-    assert came[1].reason == "measured 49 MB/s, 49% of its rate, 100 MB/s"
+    assert came[1].reason == "measured 49 MB/s, 49% of what it should carry, 100 MB/s"
 
 
 def test_slow_against_the_best_so_far() -> None:
