@@ -43,7 +43,7 @@ TAGS: dict[str, tuple[str, str]] = {
 }
 
 # Of a job's time, for asking whether there is news. A look costs more and is bound by `overhead`.
-_ASKING = 0.002
+_ASKING = 0.001
 _TIMES_ASKED = 20  # in an interval, at least
 _MOST_CALLS = 1 << 16  # between two times of asking
 _NOTHING, _LOOK = range(2)
@@ -286,7 +286,7 @@ class TopologyManager:
         Parameters
         ----------
         thorough : bool
-            Whether to measure all pairs of ranks, and not only one for each two hosts.
+            Whether to measure all pairs of ranks, and not only one for each two hosts, in turn.
         """
         self._check_open("refresh")
         if self._prober is not None:
@@ -349,12 +349,14 @@ class TopologyManager:
         comm, began = self._seat.comm, time.monotonic()
         if self._among_leaders is not None:
             assert self._prober is not None
-            reports = self._among_leaders.all_gather_object(self._prober.take())
+            reports = [self._prober.take()]
+            if len(self._leaders) > 1:
+                reports = self._among_leaders.all_gather_object(reports[0])
             if self._rank == 0:
                 for rank, findings in zip(self._leaders, reports, strict=True):
                     for one in findings:
                         self._decider.report(self._decider.hosts[rank], one, time.monotonic())
-        pairs = self._measure(rounds, effort) if self._measures else []
+        pairs = self._measure(rounds, effort) if self._measures and rounds else []
         made = None
         if self._rank == 0:
             now = time.monotonic()
@@ -404,6 +406,7 @@ class TopologyManager:
         return {
             (a, b): MeasuredPair(a, b, float(latency), float(bandwidth))
             for (a, b), (latency, bandwidth) in zip(pairs, numbers, strict=True)
+            if bandwidth > 0
         }
 
     def _adopt(self, snapshot: Snapshot) -> None:

@@ -197,24 +197,30 @@ def test_a_change_comes_beside_the_program(monkeypatch: pytest.MonkeyPatch) -> N
     assert told[0][0] == 2
 
 
-def test_nothing_is_measured_while_works_are_in_flight() -> None:
-    def rank(comm: pycomm.Communicator) -> tuple[int, int]:
-        with TopologyManager(comm, background=False, probe=looks([State.UP])) as topology:
-            before = topology.snapshot.pairs
-            x = np.zeros(1 << 16)
-            work = comm.all_reduce(x, async_op=True)
-            # It cannot end without the other rank, and it is under way on rank 1 alone.
-            if comm.rank == 1:
-                topology.refresh()
-                work.wait()
-            else:
-                busy = not work.done()
-                topology.refresh()
-                work.wait()
-                assert busy or topology.snapshot.pairs != before
-            return len(before), len(topology.snapshot.pairs)
+def test_nothing_is_measured_while_works_are_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    monkeypatch.setattr(peer, "measure", lambda *rest: measured.append(rest) or ())
 
-    pycomm.run_local(2, rank)
+    def rank(comm: pycomm.Communicator) -> list[int]:
+        with TopologyManager(comm, background=False, probe=looks([State.UP])) as topology:
+            told = []
+            x = np.zeros(4)
+            comm.barrier()
+            told.append(len(measured))
+            work = comm.recv(x, 0, async_op=True) if comm.rank == 1 else None
+            topology.refresh()
+            comm.barrier()
+            told.append(len(measured))
+            if work is None:
+                comm.send(x, 1)
+            else:
+                work.wait()
+            topology.refresh()
+            comm.barrier()
+            told.append(len(measured))
+            return told
+
+    assert pycomm.run_local(2, rank, hosts=[0, 1]) == [[2, 2, 4]] * 2
 
 
 def test_works_in_flight_go_on_while_ranks_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,14 +34,13 @@ def test_nobody_is_disturbed(sizes: list[int], turn: int | None) -> None:
         assert sorted(met) == list(combinations(range(sum(sizes)), 2))
     else:
         hosts_met = sorted({tuple(sorted((place[a], place[b]))) for a, b in met})
-        everybody = [(n, n) for n, size in enumerate(sizes) if size > 1]
-        assert hosts_met == sorted([*everybody, *combinations(range(len(sizes)), 2)])
+        assert hosts_met == list(combinations(range(len(sizes)), 2))
 
 
 def test_every_pair_has_its_turn() -> None:
     hosts = [[0, 1, 2], [3, 4, 5]]
     met = {pair for turn in range(3) for pair in chain(*peer.tournament(hosts, turn))}
-    assert met == {(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5), (0, 3), (1, 4), (2, 5)}
+    assert met == {(0, 3), (1, 4), (2, 5)}
 
 
 def measured(size: int, absent: tuple[int, ...] = ()) -> list[tuple[Sample, ...]]:

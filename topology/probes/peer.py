@@ -62,13 +62,13 @@ def tournament(hosts: Sequence[Sequence[int]], turn: int | None = None) -> Round
     hosts : sequence of sequence of int
         The ranks of each host.
     turn : int, optional
-        None for all pairs there are. Otherwise one pair for each two hosts, and one inside of each
-        host that has several ranks; which ones goes round with `turn`.
+        None for all pairs there are. Otherwise one pair for each two hosts, which goes round with
+        `turn`; none inside of hosts, whose memory does not wear out.
     """
-    inside = [list(combinations(sorted(host), 2)) for host in hosts]
-    if turn is not None:
-        inside = [[pairs[turn % len(pairs)]] if pairs else [] for pairs in inside]
-    rounds = [tuple(filter(None, pairs)) for pairs in zip_longest(*inside)]
+    rounds: list[tuple[Pair, ...]] = []
+    if turn is None:
+        inside = [list(combinations(sorted(host), 2)) for host in hosts]
+        rounds += [tuple(filter(None, pairs)) for pairs in zip_longest(*inside)]
     for meeting in _circle(len(hosts)):
         crossing = [_crossing(hosts[a], hosts[b], turn) for a, b in meeting]
         rounds += [tuple(filter(None, pairs)) for pairs in zip_longest(*crossing)]
