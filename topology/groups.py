@@ -24,6 +24,9 @@ __all__ = [
 
 #: PCI paths, from near to far.
 _PATHS = (LinkKind.PIX, LinkKind.PXB, LinkKind.PHB, LinkKind.NODE, LinkKind.SYS)
+# What NVML says of a GPU that is attached to an NVLink fabric: GPUs that have both in common reach
+# each other over NVLink, on whatever hosts of a rack they are.
+_FABRIC = ("fabric_cluster", "fabric_clique")
 _NVLINKS = frozenset({LinkKind.NVLINK, LinkKind.NVSWITCH})
 
 Groups = tuple[tuple[str, ...], ...]
@@ -90,11 +93,25 @@ def nvlink_islands(topology: Topology) -> Groups | None:
     for link in _up(topology.links):
         if link.a in parent and link.b in parent:
             parent[root(link.a)] = root(link.b)
+    for members in _fabrics(topology).values():
+        for one in members[1:]:
+            parent[root(one)] = root(members[0])
     blind = [gpu.name for gpu in topology.gpus if gpu.name in topology.unknown_names("row")]
     if len({root(name) for name in blind}) > 1:
         return None
     lost = _unlinked(topology)
     return _grouped((root(gpu.name), gpu.name) for gpu in topology.gpus if gpu.name not in lost)
+
+
+def _fabrics(topology: Topology) -> dict[tuple[str, str], list[str]]:
+    """Return the GPUs of each NVLink fabric, which may span hosts, by cluster and clique."""
+    lost = _unlinked(topology)
+    found: dict[tuple[str, str], list[str]] = {}
+    for gpu in topology.gpus:
+        told = dict(gpu.attributes)
+        if _FABRIC[0] in told and _FABRIC[1] in told and gpu.name not in lost:
+            found.setdefault((told[_FABRIC[0]], told[_FABRIC[1]]), []).append(gpu.name)
+    return found
 
 
 def direct_pairs(topology: Topology) -> bool | None:
@@ -113,6 +130,11 @@ def direct_pairs(topology: Topology) -> bool | None:
     if any(name in blind for island in islands for name in island):
         return None
     switches = {switch.name for switch in topology.switches}
+    # A fabric is one big switch.
+    for fabric, members in _fabrics(topology).items():
+        switches.add(str(fabric))
+        for member in members:
+            reach.setdefault(member, set()).add(str(fabric))
     return all(
         b in reach[a] or reach[a] & reach[b] & switches
         for island in islands

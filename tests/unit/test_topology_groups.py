@@ -30,6 +30,7 @@ from pycomm.topology.groups import (
     path_kind,
     rails,
 )
+from pycomm.topology.merge import merge
 
 
 def _gpus(count: int, *links: Link, **rest: tuple) -> Topology:
@@ -203,3 +204,17 @@ def test_islands_part_the_gpus(count: int, pairs: set[tuple[int, int]]) -> None:
     of = {name: island for island in islands for name in island}
     assert all(of[link.a] is of[link.b] for link in links)
     assert nvlink_islands(_gpus(count, *reversed(links))) == islands
+
+
+def test_an_nvlink_fabric_spans_hosts() -> None:
+    def tray(host: str, clique: str, state: State = State.UP) -> Topology:
+        fabric = (("fabric_cluster", "0a0b"), ("fabric_clique", clique))
+        gpus = tuple(Gpu(f"gpu{n}", host, n, state=state, attributes=fabric) for n in range(2))
+        links = tuple(Link(gpu.name, "nvs", LinkKind.NVSWITCH, state=State.UP) for gpu in gpus)
+        return Topology((Host(host),), (), (Switch("nvs", host, "nvswitch"),), gpus, links=links)
+
+    rack = merge([tray("a", "1"), tray("b", "1"), tray("c", "2")])
+    assert nvlink_islands(rack) == (
+        ("a:gpu0", "a:gpu1", "b:gpu0", "b:gpu1"), ("c:gpu0", "c:gpu1")
+    )  # fmt: skip
+    assert direct_pairs(rack) is True
