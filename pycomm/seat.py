@@ -139,6 +139,15 @@ class Seat:
         self._engine.boundary_at = sys.maxsize
         self._engine.seated = False
 
+    def close(self) -> None:
+        """Close the own communicator and road, or abort them if anything has broken."""
+        if self.open:
+            self.comm.close()
+            self.reserve.close()
+        else:
+            self.comm.abort()
+            self.reserve.abort()
+
     def follow(
         self, groups: Groups, roads: tuple[float, ...] | None, model: Model | None, source: str
     ) -> None:

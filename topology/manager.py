@@ -1,46 +1,29 @@
 """The topology manager: looks, decides once for all ranks, explains, and adapts."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pycomm.deadline import Deadline, as_timeout
 from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, MismatchError
 from pycomm.seat import Seat
+from pycomm.topology.adopted import Adopted
 from pycomm.topology.decide import Decider, Presence
-from pycomm.topology.explain import explain
 from pycomm.topology.health import Rules
 from pycomm.topology.probes import peer
 from pycomm.topology.probes.local import ProbeHost, Prober
 from pycomm.topology.probes.place import identity
-from pycomm.topology.snapshot import Decision, Groups, MeasuredPair, Snapshot, measured_model
-from pycomm.topology.survivors import agree
+from pycomm.topology.snapshot import MeasuredPair, Snapshot
 
 if TYPE_CHECKING:
     from pycomm.communicator import Communicator
 
-__all__ = ["TAGS", "TopologyManager"]
-
-_log = logging.getLogger("pycomm")
-
-#: What groups are for: tag -> the kind of group, and why that one.
-TAGS: dict[str, tuple[str, str]] = {
-    "nvlink_local": ("nvlink", "GPUs that reach each other over NVLink"),
-    "host_local": ("host", "ranks that share memory"),
-    "gradient_sync": (
-        "gradient_sync",
-        "the nearest ranks, over NVLink or inside of a host: never across a network switch",
-    ),
-    "rail_local": ("rail", "ranks near NICs of one number: each rail carries its own slice"),
-    "inter_host": ("leaders", "one rank of each host"),
-    "checkpoint_broadcast": ("healthy", "all ranks that are well, who have met at a barrier"),
-}
+__all__ = ["TopologyManager"]
 
 # Of a job's time, for asking whether there is news. A look costs more and is bound by `overhead`.
 _ASKING = 0.001
@@ -50,7 +33,7 @@ _NOTHING, _LOOK = range(2)
 _ALL_PAIRS = 300  # rounds of a tournament up to which all pairs are measured at the start
 
 
-class TopologyManager:
+class TopologyManager(Adopted):
     """Knows the hosts, links and devices of a communicator, and keeps its plans up to date.
 
     Collective over the ranks of `comm`, as are `refresh`, `close`, and `group` for those who are in
@@ -109,12 +92,11 @@ class TopologyManager:
             raise ArgumentTypeError(f"good_probes is a number of looks, not {good_probes!r}")
         rules = Rules(good_probes=good_probes, ttl=as_timeout(ttl, 30.0))
         seat = Seat(comm)
-        self._seat = seat
+        super().__init__(seat)
         # What rank 0 says, and its sending while that is under way.
         self._notice = np.zeros(3, np.int64)
         self._news: Callable[[], bool] | None = None
         self._spent = 0.0
-        self._rank, self._size = comm.rank, comm.size
         self._interval, self._overhead = interval, float(overhead)
         self._measures = measure and comm.size > 1
         who = identity()
@@ -138,147 +120,22 @@ class TopologyManager:
         if self._among_leaders is not None:
             self._prober = Prober(own, probe, interval if background else None, lambda: seat.alive)
         self._turn = 0
-        self._groups: dict[str, tuple[Groups, Communicator | None]] = {}
-        self._listeners: list[Callable[[Snapshot, Snapshot], Any]] = []
-        self._closed = False
-        self._healed = 0
         # Of rank 0 alone: when and how much.
         self._looked_at = -math.inf
         self._cost = 0.0
         self._asked_at, self._asked_sequence, self._asking = time.monotonic(), seat.sequence, 2e-5
         rounds = peer.tournament(self._hosts)
         everything = len(rounds) <= _ALL_PAIRS
-        self._snapshot: Snapshot | None = None
         self._look(rounds if everything else peer.tournament(self._hosts, 0), peer.THOROUGH)
         if background:
             seat.at_boundary(self._ask, seat.sequence + 1)
 
-    # -------------------------------------------------------------------------------- what is known
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """What all ranks have adopted last."""
-        assert self._snapshot is not None
-        return self._snapshot
-
-    @property
-    def epoch(self) -> int:
-        """The number of the snapshot's plans; grows when plans change."""
-        return self.snapshot.epoch
-
-    def groups(self, name: str) -> Groups | None:
-        """Return all groups of a kind, as tuples of ranks of the communicator.
-
-        Parameters
-        ----------
-        name : str
-            ``"world"``, ``"host"``, ``"leaders"``, ``"numa"``, ``"nvlink"``, ``"rail"``, ``"near"``
-            and ``"fast"`` (clusters by measured latency and bandwidth), ``"healthy"``, or
-            ``"gradient_sync"``.
-
-        Returns
-        -------
-        tuple of tuple of int, or None
-            None if nobody can tell; `explain` says why.
-        """
-        return self._decision(name).groups
-
-    def _decision(self, name: str) -> Decision:
-        decision = self.snapshot.decision(name)
-        if decision is None:
-            known = ", ".join(one.name for one in self.snapshot.decisions)
-            raise ArgumentValueError(f"there are no groups {name!r}; known: {known}")
-        return decision
-
-    def explain(self) -> str:
-        """Return the reason of every decision, a sentence a line."""
-        return explain(self.snapshot)
+    # ------------------------------------------------------------------------------------- looking
 
     @property
     def seconds_spent(self) -> float:
         """Seconds that calls on this rank have spent on news and looks, and waiting for others."""
         return self._spent
-
-    def on_change(self, function: Callable[[Snapshot, Snapshot], Any]) -> None:
-        """Have ``function(before, after)`` called on this rank whenever a new epoch is adopted.
-
-        It is called before the same collective on all ranks, and may not call any itself. What it
-        raises is logged.
-        """
-        if not callable(function):
-            raise ArgumentTypeError(f"on_change takes a function, not {function!r}")
-        self._listeners.append(function)
-
-    # ------------------------------------------------------------------------------------- groups
-
-    def group(self, name: str, *, timeout: float | None = None) -> "Communicator | None":
-        """Return the communicator of this rank's group of a kind; None if it is in none.
-
-        Collective over the ranks of the group, in the same order on all of them. It is made once
-        and kept while its ranks stay the same; then the old one is closed and a new one made at the
-        next call. ``"healthy"`` also works when the communicator has broken: those who are left
-        agree on who they are, and the others are given up.
-
-        Parameters
-        ----------
-        name : str
-            As for `groups`.
-        timeout : float, optional
-            Seconds to wait for the others; of survivors at most, by default 5.
-
-        Raises
-        ------
-        ArgumentValueError
-            If there are no such groups, or nobody can tell them.
-        CommError
-            If this rank is on the smaller side of a network that has split.
-        """
-        self._check_open("group")
-        if name == "healthy" and self._seat.lost:
-            return self._of_survivors(timeout)
-        decision = self._decision(name)
-        if decision.groups is None:
-            raise ArgumentValueError(f"the groups {name!r} are unknown: {decision.reason}")
-        known = self._groups.get(name)
-        if known is not None:
-            if known[0] == decision.groups:
-                return known[1]
-            if known[1] is not None:
-                known[1].close()
-        own = next((one for one in decision.groups if self._rank in one), None)
-        made = None if own is None else self._seat.comm.split_ranks(own, timeout=timeout)
-        self._groups[name] = (decision.groups, made)
-        return made
-
-    def get_group_by_tag(self, tag: str, *, timeout: float | None = None) -> "Communicator | None":
-        """Return the communicator of the group that a purpose wants, as `group` does.
-
-        Parameters
-        ----------
-        tag : str
-            One of `TAGS`: ``"nvlink_local"``, ``"host_local"``, ``"gradient_sync"``,
-            ``"rail_local"``, ``"inter_host"``, ``"checkpoint_broadcast"``.
-        """
-        if tag not in TAGS:
-            raise ArgumentValueError(f"there is no tag {tag!r}; known: {', '.join(TAGS)}")
-        comm = self.group(TAGS[tag][0], timeout=timeout)
-        if tag == "checkpoint_broadcast" and comm is not None:
-            comm.barrier(timeout=timeout)
-        return comm
-
-    def _of_survivors(self, timeout: float | None) -> "Communicator":
-        """Make the communicator of those who are left after a failure."""
-        seat, patience = self._seat, as_timeout(timeout, 5.0)
-        tag, self._healed = 8 * self._healed, self._healed + 1
-        gone = seat.gone() | set(self.snapshot.lost)
-        left = agree(seat.reserve, gone, patience, seat.idle_wait, tag)
-        made = seat.survivors(left, patience)
-        lost = tuple(rank for rank in range(self._size) if rank not in left)
-        names = ", ".join(map(str, lost))
-        self._adopt(self.snapshot.without(lost, f"ranks {names} do not answer" if lost else "all"))
-        return made
-
-    # ------------------------------------------------------------------------------------- looking
 
     def refresh(self, *, thorough: bool = False) -> Snapshot:
         """Look now, at everything; collective over all ranks, when no work is in flight.
@@ -409,26 +266,6 @@ class TopologyManager:
             if bandwidth > 0
         }
 
-    def _adopt(self, snapshot: Snapshot) -> None:
-        """Go by a snapshot from now on, as all ranks do at this point."""
-        before, self._snapshot = self._snapshot, snapshot
-        if before is not None and before.epoch == snapshot.epoch:
-            return
-        if self._seat.open:
-            measured = bool(snapshot.pairs)
-            roads = snapshot.roads if measured else self._seat.roads
-            source = f"topology of epoch {snapshot.epoch}"
-            self._seat.follow(
-                snapshot.order, roads, measured_model(snapshot, self._seat.model), source
-            )
-        if before is None:
-            return
-        for function in self._listeners:
-            try:
-                function(before, snapshot)
-            except Exception:
-                _log.exception("on_change of the topology manager")
-
     # ----------------------------------------------------------------------------------- life cycle
 
     def close(self) -> None:
@@ -445,15 +282,10 @@ class TopologyManager:
 
     def _give_up(self) -> None:
         """Leave the communicator to itself."""
-        usable = self._seat.open
         self._seat.leave()
-        if usable:
-            if self._news is not None:
-                self._hear(self._news)
-            self._seat.comm.close()
-        else:
-            self._seat.comm.abort()
-            self._seat.reserve.abort()
+        if self._seat.open and self._news is not None:
+            self._hear(self._news)
+        self._seat.close()
 
     def __enter__(self) -> "TopologyManager":
         return self
@@ -466,7 +298,3 @@ class TopologyManager:
 
     def __repr__(self) -> str:
         return f"<pycomm.TopologyManager of {self._seat.label}: epoch {self.epoch}>"
-
-    def _check_open(self, operation: str) -> None:
-        if self._closed:
-            raise CommError(f"{operation}: this topology manager is closed", operation=operation)

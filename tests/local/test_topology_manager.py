@@ -11,8 +11,9 @@ import pytest
 import pycomm
 from pycomm.algorithms.schedule import Schedule, Send
 from pycomm.topology import manager
+from pycomm.topology.adopted import TAGS
 from pycomm.topology.graph import Gpu, Host, Nic, State, Topology
-from pycomm.topology.manager import TAGS, TopologyManager
+from pycomm.topology.manager import TopologyManager
 from pycomm.topology.probes import peer
 from pycomm.topology.samples import Findings, Sample
 
