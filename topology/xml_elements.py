@@ -10,6 +10,10 @@ from pycomm.errors import ArgumentValueError
 
 __all__ = ["Element", "parse", "render"]
 
+# What NCCL's own reader has room for (MAX_ATTR_COUNT and MAX_STR_LEN in its src/graph/xml.h).
+_MOST_ATTRIBUTES = 16
+_LONGEST_TEXT = 255
+
 _DEEPEST = 64
 
 
@@ -78,6 +82,11 @@ def render(root: Element) -> str:
 
 def _lines(element: Element, indent: str) -> Iterable[str]:
     """Yield the lines of an element."""
+    if len(element.attributes) > _MOST_ATTRIBUTES:
+        raise ArgumentValueError(
+            f"<{element.tag}> has {len(element.attributes)} attributes; NCCL reads "
+            f"{_MOST_ATTRIBUTES}"
+        )
     start = " ".join(
         [element.tag, *(f"{name}={_quoted(text)}" for name, text in element.attributes.items())]
     )
@@ -92,4 +101,8 @@ def _lines(element: Element, indent: str) -> Iterable[str]:
 
 def _quoted(text: str) -> str:
     """Return an attribute's value in double quotes, the only ones NCCL knows."""
+    if len(text.encode()) > _LONGEST_TEXT:
+        raise ArgumentValueError(
+            f"NCCL reads {_LONGEST_TEXT} bytes of an attribute: {text[:40]!r}…"
+        )
     return '"' + quoteattr(text, {'"': "&quot;"})[1:-1] + '"'

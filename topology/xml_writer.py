@@ -23,6 +23,12 @@ _GPU_CLASS, _SWITCH_CLASS, _BRIDGE_CLASS = "0x030200", "0x068000", "0x060400"
 
 _Below = Switch | Gpu | Nic
 
+# Of which a description by NCCL has one at least.
+_NCCL_WORDS: dict[type[Gpu | Nic], frozenset[str]] = {
+    Gpu: frozenset({"dev", "sm", "rank", "gdr"}),
+    Nic: frozenset({"name", "dev", "speed", "port", "guid"}),
+}
+
 
 def write_xml(topology: Topology) -> str:
     """Return a topology as the XML that NCCL reads from `NCCL_TOPO_FILE`.
@@ -70,8 +76,10 @@ class _Writer:
             cpu = Element("cpu", _cpu_attributes(node, self._hosts[node.host]))
             self._fill(cpu, node.name, None)
             root.children.append(cpu)
-        for device in self._topology.devices:
-            if not isinstance(device, Switch) and device.name not in self._written:
+        for device in (*self._topology.gpus, *self._topology.nics):
+            # NCCL finds Ethernet interfaces by itself, and what is made of software not at all.
+            found = isinstance(device, Nic) and (device.virtual or device.fabric is LinkKind.TCP)
+            if device.name not in self._written and not found:
                 raise ArgumentValueError(
                     f"the place of {device.name} in the PCI tree is unknown: NCCL needs it"
                 )
@@ -82,6 +90,8 @@ class _Writer:
         adapter: tuple[str, Element] | None = None
         for node in self._below.get(name, ()):
             self._written.add(node.name)
+            if isinstance(node, Nic) and node.virtual and not _told(node):
+                continue
             if not isinstance(node, Nic):
                 adapter = None
                 element.children.append(self._place(node))
@@ -114,7 +124,7 @@ class _Writer:
 
     def _gpu(self, gpu: Gpu) -> Element:
         """Return the <gpu> of a GPU, with its NVLinks."""
-        element = Element("gpu", dict(gpu.attributes) or {"dev": str(gpu.index)})
+        element = Element("gpu", _told(gpu) or _gpu_attributes(gpu))
         for link in self._links.get(gpu.name, ()):
             if link.state is State.DOWN:
                 continue
@@ -132,6 +142,19 @@ class _Writer:
         return element
 
 
+def _told(device: Gpu | Nic) -> dict[str, str]:
+    """Return the attributes of a GPU or NIC in NCCL's words; nothing if its source was another."""
+    said = dict(device.attributes)
+    return said if said.keys() & _NCCL_WORDS[type(device)] else {}
+
+
+def _gpu_attributes(gpu: Gpu) -> dict[str, str]:
+    """Return what NCCL wants to know of a GPU."""
+    said = {} if gpu.index is None else {"dev": str(gpu.index)}
+    capability = dict(gpu.attributes).get("compute_capability")
+    return said if capability is None else said | {"sm": capability.replace(".", "")}
+
+
 def _pci(bus_id: str | None, said: Attributes) -> Element:
     """Return a <pci>."""
     return Element("pci", ({"busid": bus_id} if bus_id else {}) | dict(said))
@@ -143,11 +166,14 @@ def _append_net(element: Element, nic: Nic) -> None:
     if adapter is None:
         adapter = Element("nic", {})
         element.children.append(adapter)
-    said = dict(nic.attributes)
+    said = _told(nic)
     if not said and nic.device is not None:
         said = {"name": nic.device}
         if nic.index is not None:
             said["dev"] = str(nic.index)
+        port = nic.name.rpartition("/")[2]
+        if port != nic.name and port.isdecimal():
+            said["port"] = port
         if nic.bandwidth is not None:
             said["speed"] = str(round(nic.bandwidth * 8 / 1e6))
     adapter.children.append(Element("net", said))
