@@ -145,8 +145,12 @@ class Seat:
             self.comm.close()
             self.reserve.close()
         else:
-            self.comm.abort()
-            self.reserve.abort()
+            self.abort()
+
+    def abort(self) -> None:
+        """Give up the own communicator and road."""
+        self.comm.abort()
+        self.reserve.abort()
 
     def follow(
         self, groups: Groups, roads: tuple[float, ...] | None, model: Model | None, source: str

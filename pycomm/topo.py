@@ -130,6 +130,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ArgumentValueError(f"--watch looks again and again: leave out {given[0]}")
     if options.ras and (options.json or options.source or options.xml == "-"):
         raise ArgumentValueError("--ras is about this host, and text: leave out the others")
+    if options.ras and detect(os.environ) is not None:
+        raise ArgumentValueError("--ras asks from outside of a job: leave out mpirun")
     if options.xml == "-" and options.json:
         raise ArgumentValueError("--xml - and --json both print: leave out one")
     if options.plot is not None:

@@ -161,7 +161,8 @@ class Adopted:
         made = seat.survivors(left, patience)
         lost = tuple(rank for rank in range(self._size) if rank not in left)
         names = ", ".join(map(str, lost))
-        self._adopt(self.snapshot.without(lost, f"ranks {names} do not answer" if lost else "all"))
+        why = f"ranks {names} do not answer" if lost else "all ranks answer"
+        self._adopt(self.snapshot.without(lost, why))
         return made
 
     def _adopt(self, snapshot: Snapshot) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pycomm.topology import clusters
-from pycomm.topology.graph import Gpu, Link, LinkKind, Nic, State, Topology
+from pycomm.topology.graph import NVLINKS, Gpu, Link, LinkKind, Nic, State, Topology, Unknown
 from pycomm.topology.health import Health, Rules, Verdict
 from pycomm.topology.merge import merge
 from pycomm.topology.rank_groups import RankGroups, ranks_of_hosts
@@ -23,6 +23,8 @@ __all__ = ["Decider", "Presence"]
 # Roads of the ranks of one host that differ by less count as alike: a measurement says no more.
 _ALIKE = 1.3
 _LATENCIES = 5
+# Links that most hosts surpass by this factor are slow, whatever they were before.
+_MUCH = 2.0
 # What is below this share of the best between the same hosts is measured again.
 _CONFIRMED = 0.8
 
@@ -63,7 +65,9 @@ class Decider:
         self._fabric = LinkKind.TCP if ethernet else LinkKind.IB
         self._parts: dict[str, Topology] = {}
         self._pairs: dict[tuple[int, int], MeasuredPair] = {}
+        self._nvlinks: dict[str, set[str]] = {}
         self._latencies: dict[tuple[int, int], deque[float]] = {}
+        self._avoided: set[tuple[str, str]] = set()
         # The most that any rank of a host was seen to exchange with another host.
         self._best: dict[str, float] = {}
         self._last: Snapshot | None = None
@@ -79,44 +83,67 @@ class Decider:
         self._parts[host] = findings.topology
         for sample in findings.samples:
             self._health.add(replace(sample, subject=f"{host}:{sample.subject}"), now)
+        # NVLinks that are not reported any more are down; those that come back must prove it too.
+        present = {
+            f"{host}:{_between(link.a, link.b)}": link.state
+            for link in findings.topology.links
+            if link.kind in NVLINKS
+        }
+        known = self._nvlinks.setdefault(host, set())
+        known.update(present)
+        for subject in known:
+            state = present.get(subject, State.DOWN)
+            state = State.DOWN if state is State.DOWN else State.UP
+            self._health.add(Sample(subject, "nvlink", now, state, "it was not there"), now)
 
     def measured(self, pairs: Iterable[MeasuredPair], now: float) -> None:
         """Take in what was measured between ranks."""
-        crossing = []
+        crossing: dict[tuple[str, str], list[MeasuredPair]] = {}
         for pair in pairs:
             # Latency is the shortest of some looks: interrupts make it longer, nothing shorter.
             trips = self._latencies.setdefault((pair.a, pair.b), deque(maxlen=_LATENCIES))
             trips.append(pair.latency)
-            self._pairs[pair.a, pair.b] = replace(pair, latency=min(trips))
+            pair = replace(pair, latency=min(trips))
+            self._pairs[pair.a, pair.b] = pair
             a, b = self.hosts[pair.a], self.hosts[pair.b]
             if a != b:
-                crossing.append((pair, _between(a, b)))
-                for host in (a, b):
-                    self._best[host] = max(self._best.get(host, 0.0), pair.bandwidth)
+                crossing.setdefault((a, b), []).append(pair)
+        # One sample a link, whatever the number of its pairs: a look is a look.
+        carried = {ends: median(pair.bandwidth for pair in own) for ends, own in crossing.items()}
+        for ends, bandwidth in carried.items():
+            for host in ends:
+                self._best[host] = max(self._best.get(host, 0.0), bandwidth)
         typical = median(self._best.values()) if len(self._best) > 2 else 0.0
-        for pair, link in crossing:
-            best = self._health.verdict(link, now).rate or 0.0
+        for (a, b), own in crossing.items():
+            link, bandwidth = _between(a, b), carried[a, b]
+            usual = self._health.verdict(link, now).rate or 0.0
             self._health.add(
                 Sample(
                     link, "peer", now, State.UP,
                     # A link that was slow from the start has no better past, but others have.
-                    rate=typical if typical > max(best, pair.bandwidth) else None,
-                    measured=pair.bandwidth, latency=pair.latency,
+                    rate=typical if _MUCH * max(usual, bandwidth) < typical else None,
+                    measured=bandwidth, latency=min(pair.latency for pair in own),
                 ),
                 now,
             )  # fmt: skip
 
-    def slow(self, pairs: Mapping[tuple[int, int], MeasuredPair]) -> tuple[tuple[int, int], ...]:
-        """Return the pairs across hosts that were slower than pairs between the same hosts were."""
+    def slow(
+        self, pairs: Mapping[tuple[int, int], MeasuredPair], now: float
+    ) -> tuple[tuple[int, int], ...]:
+        """Return the pairs across hosts that seem slower than pairs between the same hosts are.
+
+        Not those whose link is known to be slow: once is enough.
+        """
         best: dict[str, float] = {}
         for pair in pairs.values():
             link = _between(self.hosts[pair.a], self.hosts[pair.b])
-            known = self._health.verdict(link, 0.0).rate or 0.0
+            known = self._health.verdict(link, now).rate or 0.0
             best[link] = max(best.get(link, known), pair.bandwidth)
         return tuple(
             key
             for key, pair in pairs.items()
             if (a := self.hosts[pair.a]) != (b := self.hosts[pair.b])
+            and self._health.verdict(_between(a, b), now).state is not State.DEGRADED
             and pair.bandwidth < _CONFIRMED * best[_between(a, b)]
         )
 
@@ -156,7 +183,7 @@ class Decider:
         for nic in merged.nics:
             verdict = judged(nic)
             nics.append(replace(nic, state=verdict.state, reason=verdict.reason))
-        links = list(merged.links)
+        links = [self._trusted(link, now) for link in merged.links]
         for number, a in enumerate(names := list(dict.fromkeys(self.hosts))):
             for b in names[number + 1 :]:
                 verdict = self._health.verdict(_between(a, b), now)
@@ -166,7 +193,26 @@ class Decider:
                         verdict.state, verdict.reason,
                     )
                 )  # fmt: skip
-        return replace(merged, gpus=tuple(gpus), nics=tuple(nics), links=tuple(links))
+        unknown = (*merged.unknown, *self._stale(gpus))
+        return replace(
+            merged, gpus=tuple(gpus), nics=tuple(nics), links=tuple(links), unknown=unknown
+        )
+
+    def _trusted(self, link: Link, now: float) -> Link:
+        """Return an NVLink as down until it was there for some looks, others as they are."""
+        host, _, a = link.a.partition(":")
+        verdict = self._health.verdict(f"{host}:{_between(a, link.b.partition(':')[2])}", now)
+        if link.kind not in NVLINKS or verdict.state is not State.DOWN:
+            return link
+        return replace(link, state=State.DOWN, reason=verdict.reason)
+
+    def _stale(self, gpus: Sequence[Gpu]) -> tuple[Unknown, ...]:
+        """Return that the NVLinks are unknown of GPUs that nobody could look at lately."""
+        return tuple(
+            Unknown("nvlink", gpu.name, gpu.reason)
+            for gpu in gpus
+            if gpu.state is State.UNKNOWN and gpu.name in self._health.subjects
+        )
 
     def _places(self, topology: Topology) -> tuple[Place, ...]:
         found = []
@@ -201,11 +247,17 @@ class Decider:
         hosts = self.host_ranks
         names = list(dict.fromkeys(self.hosts))
         # Only links that are known to be worse than they should be move anybody: noise does not.
-        costs = {
-            (names.index(link.a), names.index(link.b)): 1.0 + 9.0 * (link.state in _BAD)
-            for link in topology.links
-            if link.a in names and link.b in names
-        }
+        costs: dict[tuple[int, int], float] = {}
+        for link in topology.links:
+            if link.a not in names or link.b not in names:
+                continue
+            if link.state in _BAD:
+                self._avoided.add((link.a, link.b))
+            elif link.state is State.UP:
+                self._avoided.discard((link.a, link.b))
+            # Of what is unknown now, the last that was known: silence is no recovery.
+            bad = (link.a, link.b) in self._avoided
+            costs[names.index(link.a), names.index(link.b)] = 10.0 if bad else 1.0
         if not any(cost > 1 for cost in costs.values()):
             return hosts
         order = clusters.ring_order([(number,) for number in range(len(names))], costs)

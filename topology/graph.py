@@ -17,6 +17,7 @@ from pycomm.errors import ArgumentValueError
 
 __all__ = [
     "MOST_NVLINKS",
+    "NVLINKS",
     "Attributes",
     "Gpu",
     "Host",
@@ -54,6 +55,10 @@ class LinkKind(StrEnum):
     ROCE = "roce"
     TCP = "tcp"
     SHARED_MEMORY = "shared_memory"
+
+
+#: The kinds that are NVLink, from GPU to GPU or by way of a switch.
+NVLINKS = frozenset({LinkKind.NVLINK, LinkKind.NVSWITCH})
 
 
 class State(StrEnum):

@@ -4,11 +4,11 @@ Pure functions. A group is a tuple of names in the order of the topology. Where 
 tell, the answer is None, never a guess: two GPUs of which no row was readable may well be joined.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
-from pycomm.topology.graph import MOST_NVLINKS, Gpu, Link, LinkKind, Nic, State, Topology
+from pycomm.topology.graph import MOST_NVLINKS, NVLINKS, Gpu, Link, LinkKind, Nic, State, Topology
 
 __all__ = [
     "Nearest",
@@ -27,7 +27,7 @@ _PATHS = (LinkKind.PIX, LinkKind.PXB, LinkKind.PHB, LinkKind.NODE, LinkKind.SYS)
 # What NVML says of a GPU that is attached to an NVLink fabric: GPUs that have both in common reach
 # each other over NVLink, on whatever hosts of a rack they are.
 _FABRIC = ("fabric_cluster", "fabric_clique")
-_NVLINKS = frozenset({LinkKind.NVLINK, LinkKind.NVSWITCH})
+_BROKEN_FABRIC = ("fabric", "broken")
 
 Groups = tuple[tuple[str, ...], ...]
 
@@ -56,14 +56,21 @@ class Nearest:
         return self.kind is not None and self.kind is not LinkKind.SYS
 
 
-def _up(links: Iterable[Link]) -> Iterator[Link]:
-    """Yield the NVLinks that nobody found down."""
-    return (link for link in links if link.kind in _NVLINKS and link.state is not State.DOWN)
+def _up(topology: Topology) -> list[Link]:
+    """Return the NVLinks that nobody found down, without those that nothing is routed over."""
+    broken = {gpu.name for gpu in topology.gpus if _BROKEN_FABRIC in gpu.attributes}
+    return [
+        link
+        for link in topology.links
+        if link.kind in NVLINKS
+        and link.state is not State.DOWN
+        and not (link.kind is LinkKind.NVSWITCH and broken & {link.a, link.b})
+    ]
 
 
 def _unlinked(topology: Topology) -> set[str]:
     """Return the GPUs that lost their NVLink: degraded or down, and without any link that is up."""
-    linked = {end for link in _up(topology.links) for end in (link.a, link.b)}
+    linked = {end for link in _up(topology) for end in (link.a, link.b)}
     broken = (State.DEGRADED, State.DOWN)
     return {gpu.name for gpu in topology.gpus if gpu.state in broken} - linked
 
@@ -90,10 +97,14 @@ def nvlink_islands(topology: Topology) -> Groups | None:
             name = parent[name]
         return name
 
-    for link in _up(topology.links):
-        if link.a in parent and link.b in parent:
+    fabrics = _fabrics(topology)
+    routed = {gpu for members in fabrics.values() for gpu in members}
+    for link in _up(topology):
+        # Two cliques may hang on the same switches: what counts is who is routed to whom.
+        through = link.kind is LinkKind.NVSWITCH and routed & {link.a, link.b}
+        if link.a in parent and link.b in parent and not through:
             parent[root(link.a)] = root(link.b)
-    for members in _fabrics(topology).values():
+    for members in fabrics.values():
         for one in members[1:]:
             parent[root(one)] = root(members[0])
     blind = [gpu.name for gpu in topology.gpus if gpu.name in topology.unknown_names("row")]
@@ -123,7 +134,7 @@ def direct_pairs(topology: Topology) -> bool | None:
     if islands is None:
         return None
     reach: dict[str, set[str]] = {}
-    for link in _up(topology.links):
+    for link in _up(topology):
         reach.setdefault(link.a, set()).add(link.b)
         reach.setdefault(link.b, set()).add(link.a)
     blind = topology.unknown_names("row")
@@ -150,7 +161,7 @@ def nvlink_counts(topology: Topology) -> dict[str, int]:
     """
     counts: dict[str, list[int]] = {}
     gpus = {gpu.name for gpu in topology.gpus}
-    for link in _up(topology.links):
+    for link in _up(topology):
         for end in {link.a, link.b} & gpus:
             if link.count is not None:
                 counts.setdefault(end, []).append(link.count)
@@ -176,11 +187,12 @@ def numa_groups(topology: Topology) -> Groups | None:
 def rails(topology: Topology) -> Groups | None:
     """Return the NICs of the same place in the order of each host: one group for each place.
 
-    None if hosts have different numbers of NICs: nobody can tell which of them belong together.
+    NICs that are down keep their place, and are left out. None if hosts have different numbers of
+    NICs: nobody can tell which of them belong together.
     """
     of_host: dict[str, list[Nic]] = {host.name: [] for host in topology.hosts}
     for nic in topology.nics:
-        if not nic.virtual and nic.state is not State.DOWN:
+        if not nic.virtual:
             of_host[nic.host].append(nic)
     if len(set(map(len, of_host.values()))) != 1:
         return None
@@ -188,7 +200,10 @@ def rails(topology: Topology) -> Groups | None:
         sorted(nics, key=lambda nic: (nic.index is None, nic.index or 0))
         for nics in of_host.values()
     ]
-    return tuple(tuple(nic.name for nic in rail) for rail in zip(*ordered, strict=True))
+    return tuple(
+        tuple(nic.name for nic in rail if nic.state is not State.DOWN)
+        for rail in zip(*ordered, strict=True)
+    )
 
 
 def nearest_nics(topology: Topology) -> dict[str, Nearest | None]:

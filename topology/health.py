@@ -9,7 +9,9 @@ one that counts.
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from pycomm.errors import ArgumentValueError
 from pycomm.topology.graph import State
@@ -38,6 +40,8 @@ LIMITS = {
 # Of these a single one matters: the link was gone, or data were wrong. Others happen now and then
 # on links that are well: bits flip, and are sent again.
 _GRAVE = ("link_downed", "link_error_recovery", "carrier_changes", "recovery", "uncorrected")
+# Of so many good looks the median counts as usual: one look may be too good, as any may be bad.
+_USUAL = 9
 _SEVERITY = {State.UP: 0, State.DEGRADED: 1, State.DOWN: 2}
 
 
@@ -95,7 +99,7 @@ class Verdict:
     latency : float or None
         The seconds in one direction that were measured last.
     rate : float or None
-        The bytes per second that it is held against: its own rate, or the best that was measured.
+        The bytes per second that it is held against: its own rate, or what it usually carries.
     """
 
     state: State
@@ -117,7 +121,8 @@ class _Track:
     good: list[State] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     sampled_at: float | None = None
-    best: float | None = None
+    #: What was measured in good looks, the latest ones.
+    usual: deque[float] = field(default_factory=lambda: deque(maxlen=_USUAL))
     measured: float | None = None
     latency: float | None = None
     rate: float | None = None
@@ -235,15 +240,15 @@ class Health:
         if measured is None:
             return ""
         track.measured = measured
-        track.best = measured if track.best is None else max(track.best, measured)
         own = sample.rate is not None
-        rate = sample.rate if sample.rate is not None else track.best
+        rate = sample.rate if sample.rate is not None else median(track.usual or [measured])
         track.rate = rate
         share = measured / rate if rate > 0 else 1.0
         bound = self.rules.slow if track.state is not State.DEGRADED else self.rules.recovered
         if share >= bound:
+            track.usual.append(measured)
             return ""
-        what = "what it should carry" if own else "the best measured so far"
+        what = "what it should carry" if own else "what it usually carries"
         return f"measured {format_rate(measured)}, {share:.0%} of {what}, {format_rate(rate)}"
 
     def _settle(self, track: _Track, state: State, reason: str) -> None:

@@ -78,7 +78,7 @@ class TopologyManager(Adopted):
         interval: float = 10.0,
         *,
         good_probes: int = 3,
-        overhead: float = 0.005,
+        overhead: float = 0.008,
         background: bool = True,
         measure: bool = True,
         probe: ProbeHost | None = None,
@@ -232,7 +232,7 @@ class TopologyManager(Adopted):
             return []
         found = self._numbers(rounds, effort)
         # What seems slow may have met an interrupt: once more, before anybody believes it.
-        slow = self._decider.slow(found) if self._rank == 0 else ()
+        slow = self._decider.slow(found, time.monotonic()) if self._rank == 0 else ()
         again = comm.broadcast_object(slow)
         if again:
             for key, second in self._numbers(peer.one_by_one(again), peer.CONFIRMING).items():
@@ -293,8 +293,12 @@ class TopologyManager(Adopted):
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.close()
-        elif self._prober is not None:
-            self._prober.close()
+        elif not self._closed:
+            self._closed = True
+            if self._prober is not None:
+                self._prober.close()
+            self._seat.leave()
+            self._seat.abort()  # peers may be anywhere
 
     def __repr__(self) -> str:
         return f"<pycomm.TopologyManager of {self._seat.label}: epoch {self.epoch}>"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from pycomm.topology.graph import Gpu, Link, LinkKind, Nic, State, Switch, Topology
+from pycomm.topology.graph import NVLINKS, Gpu, Link, Nic, State, Switch, Topology
 from pycomm.topology.groups import path_kind
 from pycomm.units import format_rate
 
@@ -25,7 +25,6 @@ __all__ = [
     "short_name",
 ]
 
-_NVLINKS = (LinkKind.NVLINK, LinkKind.NVSWITCH)
 _MEANING = {
     "X": "Self",
     "SYS": "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes",
@@ -169,7 +168,7 @@ def bundles(topology: Topology) -> dict[frozenset[str], Bundle]:
     direct: dict[frozenset[str], list[Link]] = {}
     to_switch: dict[str, dict[str, list[Link]]] = {name: {} for name in gpus}
     for link in topology.links:
-        if link.kind not in _NVLINKS or link.a == link.b:
+        if link.kind not in NVLINKS or link.a == link.b:
             continue
         if gpus.issuperset(_ends(link)):
             direct.setdefault(frozenset(_ends(link)), []).append(link)

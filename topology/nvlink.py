@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from pycomm.errors import ArgumentValueError
-from pycomm.topology.graph import Gpu, Link, LinkKind, State, Topology, Unknown
+from pycomm.topology.graph import NVLINKS, Gpu, Link, State, Topology, Unknown
 
 __all__ = ["LinkReport", "apply", "built_in", "listed", "read_nvlink"]
 
@@ -34,7 +34,6 @@ _DCGM_SWITCH = re.compile(r"(?:physicalId|switchId)\s+\d+:", re.ASCII | re.IGNOR
 #: Product names of GPUs that come on boards, where NVLink is wired, and of cards, where it is not.
 _BOARD = re.compile(r"SXM|HGX|HBM3|\b(?:H20|H200|H800|B100|B200|B300|GB200|GB300)\b", re.IGNORECASE)
 _CARD = re.compile(r"PCIE|\bNVL\b", re.IGNORECASE)
-_NVLINKS = (LinkKind.NVLINK, LinkKind.NVSWITCH)
 _SEVERITY = {State.UNKNOWN: 0, State.UP: 1, State.DEGRADED: 2, State.DOWN: 3}
 
 
@@ -296,7 +295,7 @@ def _with_report(gpu: Gpu, report: LinkReport | None) -> Gpu:
 
 def _darkened(link: Link, found: Mapping[str, LinkReport]) -> Link:
     """Return a link, down if it is an NVLink of a GPU that has none that is up."""
-    if link.kind in _NVLINKS:
+    if link.kind in NVLINKS:
         for end in (link.a, link.b):
             report = found.get(end)
             if report and not report.up and report.state is State.DEGRADED:

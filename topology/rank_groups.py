@@ -85,12 +85,15 @@ class RankGroups:
         return Decision("nvlink", groups, "; ".join([reason, *out]))
 
     def _gradient_sync(self, nvlink: Decision) -> Decision:
-        """Return NVLink islands where there are any, or else the ranks of each host."""
-        name = "gradient_sync"
-        if nvlink.groups and any(len(one) > 1 for one in nvlink.groups):
-            return Decision(name, nvlink.groups, nvlink.reason)
+        """Return NVLink islands of several ranks, and the other ranks of each host together."""
+        islands = [one for one in nvlink.groups or () if len(one) > 1]
+        covered = {rank for one in islands for rank in one}
+        rest = (tuple(rank for rank in host if rank not in covered) for host in self.host_ranks)
+        groups = (*islands, *filter(None, rest))
         why = "no ranks are known to share NVLink, so the ranks of each host"
-        return Decision(name, self.host_ranks, why)
+        if islands:
+            why = f"{nvlink.reason}; the other ranks of each host"
+        return Decision("gradient_sync", tuple(sorted(groups)), why)
 
     def _rails(self) -> Decision:
         """Return the ranks of equal place across hosts, by NIC where their NICs are known."""
@@ -167,21 +170,13 @@ class RankGroups:
         )
 
     def _healthy(self) -> Decision:
-        """Return the ranks without those whose GPU is down, or whose host all links are down to."""
+        """Return the ranks without those whose GPU is down."""
         dead = {gpu.name: gpu.reason for gpu in self.topology.gpus if gpu.state is State.DOWN}
-        hosts = set(self.hosts)
-        links = [link for link in self.topology.links if {link.a, link.b} <= hosts]
-        cut: dict[str, str] = {}
-        for host in dict.fromkeys(self.hosts):
-            own = [link for link in links if host in (link.a, link.b)]
-            if own and all(link.state is State.DOWN for link in own):
-                cut[host] = own[0].reason
-        lost: dict[int, str] = {}
-        for place in self.places:
-            if place.gpu in dead:
-                lost[place.rank] = f"{place.gpu} is down: {dead[place.gpu]}"
-            elif place.host in cut:
-                lost[place.rank] = f"{place.host} is cut off: {cut[place.host]}"
+        lost = {
+            place.rank: f"{place.gpu} is down: {dead[place.gpu]}"
+            for place in self.places
+            if place.gpu in dead
+        }
         left = clusters.healthy(range(len(self.places)), lost)
         why = "; ".join(f"rank {rank}: {reason}" for rank, reason in lost.items())
         return Decision("healthy", (left,) if left else (), why or "no rank is known to be lost")

@@ -117,7 +117,7 @@ class Snapshot:
         """A hash of what plans may depend on; the epoch grows when it changes."""
         topology = self.topology
         states: list[tuple[Any, ...]] = [(gpu.name, gpu.state) for gpu in topology.gpus]
-        states += [(nic.name, nic.state) for nic in topology.nics]
+        states += [(nic.name, nic.state) for nic in topology.nics if not nic.virtual]
         # A link that nobody measured well or ill says nothing: as if it were not there.
         states += [
             (link.a, link.b, link.kind, link.state)
@@ -154,12 +154,26 @@ class Snapshot:
             else link
             for link in self.topology.links
         )
-        left = tuple(place.rank for place in self.places if place.rank not in lost)
-        healthy = Decision("healthy", (left,), reason)
-        decisions = tuple(healthy if one.name == "healthy" else one for one in self.decisions)
+
+        def left(groups: Groups) -> Groups:
+            there = (tuple(rank for rank in group if rank not in lost) for group in groups)
+            return tuple(filter(None, there))
+
+        everybody = (tuple(place.rank for place in self.places),)
+        decisions = tuple(
+            Decision(one.name, left(everybody), reason)
+            if one.name == "healthy"
+            else replace(one, groups=None if one.groups is None else left(one.groups))
+            for one in self.decisions
+        )
         topology = replace(self.topology, links=links)
         return replace(
-            self, epoch=self.epoch + 1, topology=topology, lost=lost, decisions=decisions
+            self,
+            epoch=self.epoch + 1,
+            topology=topology,
+            lost=lost,
+            decisions=decisions,
+            order=left(self.order),
         )
 
 

@@ -76,7 +76,9 @@ class _Writer:
             cpu = Element("cpu", _cpu_attributes(node, self._hosts[node.host]))
             self._fill(cpu, node.name, None)
             root.children.append(cpu)
-        for device in (*self._topology.gpus, *self._topology.nics):
+        devices: list[Gpu | Nic] = [*self._topology.gpus]
+        devices += self._topology.nics
+        for device in devices:
             # NCCL finds Ethernet interfaces by itself, and what is made of software not at all.
             found = isinstance(device, Nic) and (device.virtual or device.fabric is LinkKind.TCP)
             if device.name not in self._written and not found:

@@ -11,6 +11,7 @@ from pycomm.topology import read_xml, write_xml
 from pycomm.topology.graph import Gpu, Host, LinkKind, Nic, NumaNode, State, Topology
 from pycomm.topology.groups import nearest_nics, nvlink_islands
 from pycomm.topology.probes.local import HostProbe, Prober, probe_host
+from pycomm.topology.probes.nvml import XidEvents
 from pycomm.topology.samples import Findings
 
 
@@ -78,11 +79,17 @@ def test_what_nccl_has_no_room_for_is_refused(attributes: tuple[tuple[str, str],
         write_xml(Topology((Host("node1"),), (numa,), gpus=(gpu,)))
 
 
-def test_xids_are_heard_between_looks(tmp_path: Path) -> None:
-    nvml = FakeNvml(switched(2))
-    probe = HostProbe(machine(tmp_path), nvml)
-    first = probe("node1", 1.0)
-    assert all(gpu.state is State.UP for gpu in first.topology.gpus)
+def test_a_gpu_that_needs_a_reset_is_not_trusted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = [[], [("gpu0", 95), ("gpu1", 74)], [], []]
+    monkeypatch.setattr(XidEvents, "poll", lambda self: heard.pop(0))
+    probe = HostProbe(machine(tmp_path), FakeNvml(switched(2)))
+    states = [[gpu.state for gpu in probe("node1", 1.0).topology.gpus] for _ in range(4)]
+    assert states == [
+        [State.UP, State.UP], [State.DOWN, State.DEGRADED],
+        [State.DOWN, State.UP], [State.DOWN, State.UP],
+    ]  # fmt: skip
     probe.close()
     probe.close()
 

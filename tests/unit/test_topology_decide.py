@@ -1,5 +1,6 @@
 """What rank 0 concludes from reports: states, groups with reasons, roads, order, epochs."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -174,7 +175,7 @@ def test_the_ring_of_hosts_goes_around_a_slow_link() -> None:
     assert frozenset({0, 1}) not in hops
     slow = next(link for link in after.topology.links if (link.a, link.b) == ("ha", "hb"))
     assert slow.state is State.DEGRADED
-    assert "10% of the best measured so far" in slow.reason
+    assert "10% of what it usually carries" in slow.reason
 
 
 def test_states_come_back_after_good_looks_and_epochs_count_changes() -> None:
@@ -218,7 +219,56 @@ def test_a_host_that_is_slow_from_the_start() -> None:
 def test_what_is_measured_again() -> None:
     one = decider("aabb")
     found = {(p.a, p.b): p for p in pairs({(0, 2): 100.0, (1, 3): 70.0, (0, 1): 5.0, (0, 3): 85.0})}
-    assert one.slow(found) == ((1, 3),)
+    assert one.slow(found, 0.0) == ((1, 3),)
+
+
+def test_nvlinks_come_back_after_good_looks_too() -> None:
+    buses: list[str | None] = ["0000:00:00.0", "0000:01:00.0"]
+    one = decider("aa", buses, rules=Rules(good_probes=2, ttl=10))
+    whole = node("ha")
+    samples = [Sample(f"gpu{n}", "nvml", 0.0, UP) for n in range(2)]
+
+    def look(linked: bool, now: float) -> object:
+        links = whole.links if linked else whole.links[:1]
+        broken = replace(samples[1], state=State.DEGRADED, reason="its links are down")
+        seen = (samples[0], samples[1] if linked else broken)
+        one.report("ha", Findings(replace(whole, links=links), seen), now)
+        return groups(one.decide(now), "nvlink")
+
+    came = [look(linked, now) for now, linked in enumerate((True, False, True, True, True))]
+    assert came == [((0, 1),), ((0,),), ((0,),), ((0, 1),), ((0, 1),)]
+    assert groups(one.decide(100.0), "nvlink") is None, "nobody has looked for long"
+
+
+def test_a_link_that_is_not_measured_any_more_stays_avoided() -> None:
+    one = decider("abcd", rules=Rules(ttl=5))
+    for host in "abcd":
+        one.report(f"h{host}", Findings(Topology(hosts=(Host(f"h{host}"),))), 0.0)
+    fine = dict.fromkeys(combinations(range(4), 2), 100.0)
+    one.measured(pairs(fine), 0.0)
+    one.measured(pairs(fine | {(0, 1): 10.0}), 1.0)
+    around = one.decide(1.0).order
+    assert around != ((0,), (1,), (2,), (3,))
+    late = one.decide(100.0)
+    assert late.topology.links[0].state is State.UNKNOWN
+    assert late.order == around
+
+
+def test_a_container_that_starts_changes_no_plan() -> None:
+    one = decider("a")
+    one.report("ha", Findings(node("ha")), 0.0)
+    assert one.decide(0.0).epoch == 1
+    more = (*node("ha").nics, Nic("veth7", "ha", virtual=True, state=UP))
+    one.report("ha", Findings(replace(node("ha"), nics=more)), 1.0)
+    assert one.decide(1.0).epoch == 1
+
+
+def test_ranks_without_nvlink_sync_with_those_of_their_host() -> None:
+    buses: list[str | None] = ["0000:00:00.0", "0000:01:00.0", None, None]
+    one = decider("aabb", buses)
+    one.report("ha", Findings(node("ha")), 0.0)
+    one.report("hb", Findings(Topology(hosts=(Host("hb"),))), 0.0)
+    assert groups(one.decide(0.0), "gradient_sync") == ((0, 1), (2, 3))
 
 
 def test_survivors() -> None:
@@ -227,7 +277,8 @@ def test_survivors() -> None:
         one.report(host, Findings(Topology(hosts=(Host(host),))), 0.0)
     left = one.decide(0.0).without((1,), "rank 1 does not answer")
     assert left.epoch == 2
-    assert groups(left, "healthy") == ((0,),)
+    assert groups(left, "healthy") == groups(left, "world") == groups(left, "host") == ((0,),)
+    assert left.order == ((0,),)
     assert left.topology.links[0].state is DOWN
 
 

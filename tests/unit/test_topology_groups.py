@@ -136,7 +136,8 @@ def test_rails_are_nics_of_the_same_index() -> None:
     )  # fmt: skip
     assert rails(topology) == (("a0", "b0"), ("a1", "b1"))
     down = replace(topology.nics[1], state=State.DOWN)
-    assert rails(_nics(topology.nics[0], down, *topology.nics[2:])) is None
+    assert rails(_nics(topology.nics[0], down, *topology.nics[2:])) == (("b0",), ("a1", "b1"))
+    assert rails(_nics(*topology.nics[1:])) is None
     assert rails(_nics()) == ()
     assert rails(Topology()) is None
 
@@ -218,3 +219,27 @@ def test_an_nvlink_fabric_spans_hosts() -> None:
         ("a:gpu0", "a:gpu1", "b:gpu0", "b:gpu1"), ("c:gpu0", "c:gpu1")
     )  # fmt: skip
     assert direct_pairs(rack) is True
+
+
+def test_gpus_that_nothing_is_routed_to_are_in_no_island() -> None:
+    def gpu(number: int, *fabric: tuple[str, str], state: State = State.UP) -> Gpu:
+        return Gpu(f"gpu{number}", "a", number, state=state, attributes=fabric)
+
+    whole = [("fabric_cluster", "0a0b"), ("fabric_clique", "1")]
+    gpus = (
+        gpu(0, *whole), gpu(1, *whole), gpu(2, ("fabric", "broken"), state=State.DEGRADED),
+        gpu(3, whole[0], ("fabric_clique", "2")),
+    )  # fmt: skip
+    links = tuple(Link(one.name, "nvs", LinkKind.NVSWITCH, state=State.UP) for one in gpus)
+    node = Topology((Host("a"),), (), (Switch("nvs", "a", "nvswitch"),), gpus, links=links)
+    assert nvlink_islands(node) == (("gpu0", "gpu1"), ("gpu3",))
+
+
+def test_a_rail_keeps_the_place_of_a_nic_that_is_down() -> None:
+    def host(name: str, down: int) -> Topology:
+        nics = tuple(
+            Nic(f"mlx5_{n}", name, n, state=State.DOWN if n == down else State.UP) for n in range(2)
+        )
+        return Topology((Host(name),), nics=nics)
+
+    assert rails(merge([host("a", 0), host("b", 1)])) == (("b:mlx5_0",), ("a:mlx5_1",))

@@ -131,11 +131,17 @@ def test_slow_against_its_own_rate() -> None:
     assert came[1].reason == "measured 49 MB/s, 49% of what it should carry, 100 MB/s"
 
 
-def test_slow_against_the_best_so_far() -> None:
+def test_slow_against_what_is_usual() -> None:
     came = feed(Health(), sample(measured=100e6), sample(measured=120e6), sample(measured=12e6))
     assert states(came) == [UP, UP, DEGRADED]
-    assert "10% of the best measured so far, 120 MB/s" in came[2].reason
-    assert came[2].rate == 120e6
+    assert "11% of what it usually carries, 110 MB/s" in came[2].reason
+    assert came[2].rate == 110e6
+
+
+def test_one_look_that_is_too_good_does_no_harm() -> None:
+    rates = [119.0, 173.0, 12.0, *[119.0] * 3]
+    came = feed(Health(), *(sample(measured=rate * 1e6) for rate in rates))
+    assert states(came) == [UP, UP, DEGRADED, DEGRADED, DEGRADED, UP]
 
 
 def test_the_gravest_of_several_probes() -> None:

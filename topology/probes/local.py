@@ -14,6 +14,7 @@ from pycomm.topology.graph import Host, Topology
 from pycomm.topology.probes.infiniband import probe_infiniband
 from pycomm.topology.probes.net import probe_net
 from pycomm.topology.probes.nvml import XidEvents, probe_nvml
+from pycomm.topology.probes.nvml_xids import needs_reset
 from pycomm.topology.probes.pci import place, probe_pci, samples_of
 from pycomm.topology.samples import Findings
 
@@ -75,12 +76,16 @@ class HostProbe:
         self._nvml = nvml
         self._events = XidEvents(nvml)
         self._events.register()
+        # Those after which a GPU is of no use until it is reset, which ends this process as well.
+        self._lasting: dict[str, list[int]] = {}
 
     def __call__(self, host: str, now: float) -> Findings:
         """Look once."""
-        xids: dict[str, list[int]] = {}
+        xids = {name: list(known) for name, known in self._lasting.items()}
         for name, xid in self._events.poll():
             xids.setdefault(name, []).append(xid)
+            if needs_reset(xid):
+                self._lasting.setdefault(name, []).append(xid)
         return probe_host(host, now, self._root, self._nvml, xids)
 
     def close(self) -> None:
@@ -145,6 +150,7 @@ class Prober:
             probe = self._own = HostProbe()
         self._probe = probe
         self._seen: deque[Findings] = deque(maxlen=_KEPT)
+        self._looking = threading.Lock()
         self._stop = threading.Event()
         self.look()
         self._thread: threading.Thread | None = None
@@ -156,12 +162,13 @@ class Prober:
 
     def look(self) -> None:
         """Look now."""
-        try:
-            findings = _of_host(self._probe(self._host, time.monotonic()), self._host)
-        except Exception as error:
-            told = f"the probe of this host failed: {describe(error)}"
-            findings = Findings(Topology(hosts=(Host(self._host),), notes=(told,)))
-        self._seen.append(findings)
+        with self._looking:  # the thread may be at it
+            try:
+                findings = _of_host(self._probe(self._host, time.monotonic()), self._host)
+            except Exception as error:
+                told = f"the probe of this host failed: {describe(error)}"
+                findings = Findings(Topology(hosts=(Host(self._host),), notes=(told,)))
+            self._seen.append(findings)
 
     def take(self) -> list[Findings]:
         """Return what was seen since the last time, oldest first."""
@@ -175,8 +182,10 @@ class Prober:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(1.0)
-        if self._own is not None:
+        # A look that hangs in the kernel is left alone, with what it uses.
+        if self._own is not None and self._looking.acquire(timeout=1.0):
             self._own.close()
+            self._looking.release()
 
     def _run(self, interval: float) -> None:
         while not self._stop.wait(interval) and self._alive():

@@ -59,6 +59,10 @@ _MASK = (
 )
 
 
+# In no NVLink group, whatever its links to NVSwitches say: nothing is routed.
+_BROKEN = ("fabric", "broken")
+
+
 def ask_fabric(seen: Seen) -> None:
     """Take the fabric of a GPU: which one, none, or one that is not ready or not well."""
     if seen.device.lost is not None:
@@ -77,11 +81,13 @@ def ask_fabric(seen: Seen) -> None:
         # Asked before the cluster, which is all zeros until then.
         starting = (NVML_GPU_FABRIC_STATE_NOT_STARTED, NVML_GPU_FABRIC_STATE_IN_PROGRESS)
         why = "the fabric manager has not attached this GPU yet"
+        seen.attributes.append(_BROKEN)
         seen.faults.append((State.DEGRADED, why if state in starting else f"fabric state {state}"))
         return
     if status := int(info.status):
         text = seen.device.nvml.ask("nvmlErrorString", status)
         text = f"code {status}" if isinstance(text, Refusal) else f"{text} (code {status})"
+        seen.attributes.append(_BROKEN)
         seen.faults.append((State.DEGRADED, f"attaching this GPU to the fabric failed: {text}"))
         return
     if any(cluster):

@@ -45,6 +45,11 @@ _HARMLESS = {
 }
 
 
+def needs_reset(xid: int) -> bool:
+    """Return whether a GPU is of no use after this Xid until it is reset."""
+    return xid in _DOWN
+
+
 def judge_xids(xids: Iterable[int]) -> tuple[list[tuple[State, str]], list[str]]:
     """Return the faults that Xids of one GPU stand for, and what else is worth a note."""
     faults: list[tuple[State, str]] = []

@@ -21,7 +21,6 @@ from pycomm.transports.base import Array, Transport
 __all__ = [
     "BRIEF",
     "CONFIRMING",
-    "TAGS",
     "THOROUGH",
     "Effort",
     "Pair",
@@ -45,8 +44,8 @@ _LONGEST = 4 << 20
 _PATIENCE = 0.1
 _SHORT_TRIPS = 2e-3  # seconds that round trips may take which are not needed
 
-#: Tags that a measurement uses, from the first it is given.
-TAGS = 4
+# A long message takes so many times what a round trip does, where that is possible.
+_TRIPS_LONG = 6
 
 
 def pair_name(a: int, b: int) -> str:
@@ -117,9 +116,9 @@ class Effort(NamedTuple):
 
 
 #: For all pairs, once.
-THOROUGH = Effort(8, 100, 3, 1.5e-3)
+THOROUGH = Effort(8, 100, 3, 3e-3)
 #: For what is repeated beside a running program.
-BRIEF = Effort(3, 20, 2, 1.5e-3)
+BRIEF = Effort(3, 20, 2, 3e-3)
 #: For what seemed slow: long enough for TCP to find the rate anew if it has lost something before.
 CONFIRMING = Effort(3, 20, 4, 8e-3)
 
@@ -167,7 +166,7 @@ def measure(
     rounds : tuple of tuple of (int, int)
         What `tournament` returned.
     tag : int
-        The first of `TAGS` tags that nothing else uses.
+        The first of two tags that nothing else uses.
     wait : callable
         ``wait(ready, patient)`` waits until `ready` returns True, and raises `CommError` after a
         deadline. A patient wait leaves the core to others.
@@ -240,6 +239,8 @@ def _lead(messages: _Messages, peer: int, room: Array) -> tuple[float, float]:
         messages.send(peer, short)
         messages.receive(peer, answer)
         trip = min(trip, time.perf_counter() - start)
+    # Long enough that neither clocks nor the trip itself, which is taken off, count for much.
+    wanted = max(messages.effort.seconds, _TRIPS_LONG * trip)
     nbytes, tries = _FIRST, 0
     there, back = float("inf"), float("inf")
     while True:
@@ -253,23 +254,21 @@ def _lead(messages: _Messages, peer: int, room: Array) -> tuple[float, float]:
         messages.send(peer, short)
         messages.receive(peer, part)
         now = time.perf_counter()
-        # Each took its message and a short one in the other direction.
-        one, other = max(middle - start - trip / 2, 1e-9), max(now - middle - trip / 2, 1e-9)
-        if (
-            min(one, other) < messages.effort.seconds
-            and nbytes < _LONGEST
-            and now - began < _PATIENCE
-        ):
-            nbytes *= 4
+        one, other = middle - start, now - middle
+        shorter = min(one, other)
+        if shorter < wanted and nbytes < _LONGEST and now - began < _PATIENCE:
+            growth = min(max(wanted / shorter, 2.0), 8.0)
+            nbytes = min(int(nbytes * growth) // 4096 * 4096, _LONGEST)
             continue
         there, back, tries = min(there, one), min(back, other), tries + 1
         if tries == messages.effort.tries or now - began > _PATIENCE:
             break
     messages.send(peer, np.zeros(8, np.uint8))
     messages.receive(peer, answer)
-    # The message's own latency is not the wire's rate.
-    slower = max(there, back) - trip / 2
-    return trip / 2, nbytes / max(slower, 1e-9)
+    # Each took its message and a short one in the other direction: the latency of both is not the
+    # wire's rate. A trip that met interrupts is longer than that, so it is not trusted beyond.
+    slower = max(there, back)
+    return trip / 2, nbytes / (slower - min(trip, slower / _TRIPS_LONG))
 
 
 def _follow(messages: _Messages, peer: int, room: Array) -> None:
