@@ -223,6 +223,11 @@ class Communicator(Reductions, Movement, Planning, Groups):
 
     # --------------------------------------------------------------------------- life cycle
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, as one that is of no use any more; a broken one is not."""
+        return self._engine.state == "closed"
+
     def close(self) -> None:
         """Finish what was started, meet the other ranks, and free everything; idempotent.
 

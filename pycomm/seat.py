@@ -2,6 +2,7 @@
 
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from pycomm.communicator import Communicator
 from pycomm.deadline import Deadline
 from pycomm.devices import current_device, device_count, get_device, usable
 from pycomm.dtypes import DTYPES
-from pycomm.errors import ArgumentValueError, CommError
+from pycomm.errors import ArgumentValueError, CommError, CommTimeoutError
 from pycomm.fabric import has_fabric
+from pycomm.meeting import meeting
 from pycomm.transports.base import Array, Transport, await_transport
 
 if TYPE_CHECKING:
@@ -223,11 +225,34 @@ class Seat:
         return True
 
     def gone(self) -> set[int]:
-        """Return the ranks that have said that they leave."""
-        return {*self._engine.waiter.left, *self._own.waiter.left}
+        """Return the ranks that have said that they leave, this one among them if it has."""
+        waiters = self._engine.waiter, self._own.waiter
+        own = {self.comm.rank} if any(waiter.has_left for waiter in waiters) else set()
+        return own.union(*(waiter.left for waiter in waiters))
 
-    def survivors(self, members: Sequence[int], timeout: float) -> Communicator:
-        """Return a communicator of the ranks that are left; collective over those."""
-        pending = self.reserve.split(members)
-        transport = await_transport(pending, Deadline(timeout), "group")
+    def survivors(self, members: Sequence[int], timeout: float, tag: int) -> Communicator:
+        """Return a communicator of the ranks that are left; collective over those.
+
+        Raises
+        ------
+        CommTimeoutError
+            If not all of them come; nobody gets one then.
+        """
+        deadline = Deadline(timeout)
+        span = np.full(2, zlib.crc32(repr(tuple(members)).encode()), np.uint64)
+        # Twice, as before every group: MPI makes it only when all have met, and nobody gave up.
+        for _ in range(2):
+            for pending in meeting(self.reserve, members, tag, span):
+                if not self.idle_wait(pending.test, deadline):
+                    raise CommTimeoutError(
+                        f"group: not all of the ranks {list(members)} that are left have come "
+                        f"within {timeout:g} s",
+                        operation="group",
+                        rank=self.comm.rank,
+                    )
+        if span[0] != span[1]:
+            raise CommError(
+                "group: the ranks that are left do not agree on who is", rank=self.comm.rank
+            )
+        transport = await_transport(self.reserve.split(members), deadline, "group")
         return self.comm.over_transport(transport)

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -85,7 +86,7 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise argparse.ArgumentTypeError(f"a positive number of seconds, not {text!r}")
     return seconds
 
@@ -140,9 +141,12 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentValueError("standard input can be read once only")
 
 
+# Names and notes come from files of others: no control character of theirs is for a terminal.
+_PLAIN = {code: "?" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    print(text.translate(_PLAIN), flush=True)
 
 
 # ----------------------------------------------------------------------------------------- files
@@ -163,6 +167,8 @@ def _read(source: str, host: str) -> Topology:
     """Return the topology in a file, or in what comes in if it is called ``-``."""
     where = "standard input" if source == "-" else source
     try:
+        if source == "-" and sys.stdin is None:
+            raise ValueError("it is closed")
         if source == "-":
             data = sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
@@ -292,7 +298,11 @@ def _judged(topology: Topology, health: Health, now: float) -> Topology:
 def _with_notes(topology: Topology, environ: Mapping[str, str]) -> Topology:
     """Return a topology with a note on what NCCL itself has found, if it has written that down."""
     dump = environ.get("NCCL_TOPO_DUMP_FILE", "")
-    if not dump or not Path(dump).is_file():
+    try:
+        there = bool(dump) and Path(dump).is_file()
+    except (OSError, ValueError):
+        there = False
+    if not there:
         return topology
     note = f"NCCL has written what it found: pycomm topo --from {dump}"
     return replace(topology, notes=(*topology.notes, note))

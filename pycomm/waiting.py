@@ -49,6 +49,8 @@ class Waiter:
     family: "list[Waiter]"
     #: What else has to go on while this rank waits here, if anything.
     beside: "Callable[[], None] | None" = None
+    #: Whether peers were told that this rank leaves: they count it out.
+    has_left: bool = False
     gave_up: dict[int, str] = field(default_factory=dict)
     left: dict[int, str] = field(default_factory=dict)
     _answers: dict[int, str] = field(default_factory=dict)
@@ -102,6 +104,7 @@ class Waiter:
 
     def leave(self, reason: BaseException, seconds: float = 0.5) -> None:
         """Tell all peers that this rank leaves because of `reason`, waiting at most `seconds`."""
+        self.has_left = True
         self._tell_all("left", describe(reason))
         moment = time.monotonic() + seconds
         while self._outgoing and time.monotonic() < moment:

@@ -39,7 +39,7 @@ class Adopted:
         self._seat = seat
         self._rank, self._size = seat.comm.rank, seat.comm.size
         self._snapshot: Snapshot | None = None
-        self._groups: dict[str, tuple[Groups, Communicator | None]] = {}
+        self._groups: dict[str, tuple[tuple[int, ...], Communicator]] = {}
         self._listeners: list[Callable[[Snapshot, Snapshot], Any]] = []
         self._closed = False
         self._healed = 0
@@ -91,6 +91,7 @@ class Adopted:
         It is called before the same collective on all ranks, and may not call any itself. What it
         raises is logged.
         """
+        self._check_open("on_change")
         if not callable(function):
             raise ArgumentTypeError(f"on_change takes a function, not {function!r}")
         self._listeners.append(function)
@@ -101,9 +102,10 @@ class Adopted:
         """Return the communicator of this rank's group of a kind; None if it is in none.
 
         Collective over the ranks of the group, in the same order on all of them. It is made once
-        and kept while its ranks stay the same; then the old one is closed and a new one made at the
-        next call. ``"healthy"`` also works when the communicator has broken: those who are left
-        agree on who they are, and the others are given up.
+        and kept while its ranks stay the same; it is closed when all ranks adopt a change of them,
+        or the manager is closed, and a new one made at the next call. ``"healthy"`` also works when
+        the communicator has broken: those who are left agree on who they are, and the others are
+        given up.
 
         Parameters
         ----------
@@ -125,16 +127,29 @@ class Adopted:
         decision = self._decision(name)
         if decision.groups is None:
             raise ArgumentValueError(f"the groups {name!r} are unknown: {decision.reason}")
-        known = self._groups.get(name)
-        if known is not None:
-            if known[0] == decision.groups:
-                return known[1]
-            if known[1] is not None:
-                known[1].close()
         own = next((one for one in decision.groups if self._rank in one), None)
-        made = None if own is None else self._seat.comm.split_ranks(own, timeout=timeout)
-        self._groups[name] = (decision.groups, made)
+        if own is None:
+            return None
+        known = self._groups.get(name)
+        if known is not None and not known[1].closed:
+            return known[1]
+        made = self._seat.comm.split_ranks(own, timeout=timeout)
+        assert made is not None
+        self._groups[name] = (own, made)
         return made
+
+    def _retire(self, snapshot: Snapshot) -> None:
+        """Close the groups whose ranks are others now; on all ranks at the same point."""
+        for name in sorted(self._groups):  # the same order everywhere, however they were made
+            members, group = self._groups[name]
+            decision = snapshot.decision(name)
+            if decision is not None and members in (decision.groups or ()):
+                continue
+            del self._groups[name]
+            if set(members) & set(snapshot.lost):
+                group.abort()
+            else:
+                group.close()
 
     def get_group_by_tag(self, tag: str, *, timeout: float | None = None) -> "Communicator | None":
         """Return the communicator of the group that a purpose wants, as `group` does.
@@ -145,7 +160,7 @@ class Adopted:
             One of `TAGS`: ``"nvlink_local"``, ``"host_local"``, ``"gradient_sync"``,
             ``"rail_local"``, ``"inter_host"``, ``"checkpoint_broadcast"``.
         """
-        if tag not in TAGS:
+        if not isinstance(tag, str) or tag not in TAGS:
             raise ArgumentValueError(f"there is no tag {tag!r}; known: {', '.join(TAGS)}")
         comm = self.group(TAGS[tag][0], timeout=timeout)
         if tag == "checkpoint_broadcast" and comm is not None:
@@ -155,10 +170,10 @@ class Adopted:
     def _of_survivors(self, timeout: float | None) -> "Communicator":
         """Make the communicator of those who are left after a failure."""
         seat, patience = self._seat, as_timeout(timeout, 5.0)
-        tag, self._healed = 8 * self._healed, self._healed + 1
+        tag, self._healed = 9 * self._healed, self._healed + 1
         gone = seat.gone() | set(self.snapshot.lost)
         left = agree(seat.reserve, gone, patience, seat.idle_wait, tag)
-        made = seat.survivors(left, patience)
+        made = seat.survivors(left, patience + 2.0, tag + 8)
         lost = tuple(rank for rank in range(self._size) if rank not in left)
         names = ", ".join(map(str, lost))
         why = f"ranks {names} do not answer" if lost else "all ranks answer"
@@ -179,6 +194,7 @@ class Adopted:
             )
         if before is None:
             return
+        self._retire(snapshot)
         for function in self._listeners:
             try:
                 function(before, snapshot)

@@ -298,10 +298,17 @@ def host_names(presences: Sequence[Presence]) -> tuple[str, ...]:
         known = keys.setdefault(presence.name, [])
         if presence.key not in known:
             known.append(presence.key)
-    return tuple(
-        one.name if len(keys[one.name]) == 1 else f"{one.name}-{keys[one.name].index(one.key)}"
-        for one in presences
-    )
+    named: dict[tuple[str, str], str] = {}
+    for name, known in keys.items():
+        number = 0
+        for key in known:
+            new = name if len(known) == 1 else f"{name}-{number}"
+            while new in named.values() or (new != name and new in keys):
+                number += 1
+                new = f"{name}-{number}"
+            named[name, key] = new
+            number += 1
+    return tuple(named[one.name, one.key] for one in presences)
 
 
 def _between(a: str, b: str) -> str:

@@ -7,10 +7,12 @@ the reason, so that nobody takes silence for "there is none".
 """
 
 import json
+import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pycomm.errors import ArgumentValueError
@@ -274,6 +276,18 @@ class Topology:
                 raise ArgumentValueError(
                     f"{device.name} is below {device.parent}, which is not there"
                 )
+        for number in chain(
+            (nic.bandwidth for nic in self.nics),
+            *((link.bandwidth, link.latency) for link in self.links),
+        ):
+            if number is not None and not 0 <= number < math.inf:
+                raise ArgumentValueError(f"{number} is no bandwidth or latency")
+        if any(cpu < 0 for node in self.numa_nodes for cpu in node.cpus or ()):
+            raise ArgumentValueError("CPUs have no negative numbers")
+        try:
+            "".join(names).encode()
+        except UnicodeEncodeError:
+            raise ArgumentValueError("a name that cannot be written as text") from None
         for link in self.links:
             for end in (link.a, link.b):
                 if end not in nodes:
@@ -363,7 +377,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 def _scalar(hint: Callable[[Any], Any], value: Any, where: str) -> Any:
     """Return a string, number, truth value or member of an enumeration."""
     if hint is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ArgumentValueError(f"{where}: a number that is too large") from None
     if hint in (str, int, float, bool):
         if type(value) is not hint:
             raise ArgumentValueError(f"{where}: {value!r} is of the wrong kind")

@@ -4,7 +4,7 @@ Pure functions. A group is a tuple of names in the order of the topology. Where 
 tell, the answer is None, never a guess: two GPUs of which no row was readable may well be joined.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -19,6 +19,7 @@ __all__ = [
     "nvlink_counts",
     "nvlink_islands",
     "path_kind",
+    "path_kinds",
     "rails",
 ]
 
@@ -234,8 +235,18 @@ def _nearest(paths: "_Paths", gpu: Gpu) -> Nearest | None:
 
 def path_kind(topology: Topology, a: str, b: str) -> LinkKind | None:
     """Return the PCI path between two devices of a host, `PIX` to `SYS`, or None if unknown."""
-    path = _Paths(topology).between(a, b)
-    return path.kind if path else None
+    return path_kinds(topology)(a, b)
+
+
+def path_kinds(topology: Topology) -> Callable[[str, str], LinkKind | None]:
+    """Return `path_kind` for many pairs of one topology."""
+    paths = _Paths(topology)
+
+    def kind(a: str, b: str) -> LinkKind | None:
+        path = paths.between(a, b)
+        return path.kind if path else None
+
+    return kind
 
 
 @dataclass(frozen=True, slots=True)

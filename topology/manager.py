@@ -5,12 +5,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycomm.deadline import Deadline, as_timeout
-from pycomm.errors import ArgumentTypeError, ArgumentValueError, CommError, MismatchError
+from pycomm.errors import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    CommError,
+    MismatchError,
+    describe,
+)
 from pycomm.seat import Seat
 from pycomm.topology.adopted import Adopted
 from pycomm.topology.decide import Decider, Presence
@@ -22,6 +29,7 @@ from pycomm.topology.snapshot import MeasuredPair, Snapshot
 
 if TYPE_CHECKING:
     from pycomm.communicator import Communicator
+    from pycomm.topology.samples import Findings
 
 __all__ = ["TopologyManager"]
 
@@ -83,21 +91,19 @@ class TopologyManager(Adopted):
         measure: bool = True,
         probe: ProbeHost | None = None,
     ) -> None:
-        interval = as_timeout(interval, 10.0)
-        if isinstance(overhead, bool) or not isinstance(overhead, int | float):
-            raise ArgumentTypeError(f"overhead is a share of the time, not {overhead!r}")
-        if not 0 < overhead <= 1:
-            raise ArgumentValueError(f"overhead is a share of the time, not {overhead}")
-        if not isinstance(good_probes, int) or isinstance(good_probes, bool):
-            raise ArgumentTypeError(f"good_probes is a number of looks, not {good_probes!r}")
-        rules = Rules(good_probes=good_probes, ttl=as_timeout(ttl, 30.0))
+        interval, ttl = as_timeout(interval, 10.0), as_timeout(ttl, 30.0)
+        overhead, good_probes = _share(overhead), _number(good_probes)
+        background, measure = _flag(background, "background"), _flag(measure, "measure")
+        if probe is not None and not callable(probe):
+            raise ArgumentTypeError(f"probe is a function, not {probe!r}")
+        rules = Rules(good_probes=good_probes, ttl=ttl)
         seat = Seat(comm)
         super().__init__(seat)
         # What rank 0 says, and its sending while that is under way.
         self._notice = np.zeros(3, np.int64)
         self._news: Callable[[], bool] | None = None
         self._spent = 0.0
-        self._interval, self._overhead = interval, float(overhead)
+        self._interval, self._overhead = interval, overhead
         self._measures = measure and comm.size > 1
         who = identity()
         # Who shares memory is known to the road as well: what either tells apart is apart.
@@ -118,7 +124,8 @@ class TopologyManager(Adopted):
         self._among_leaders = seat.comm.split_ranks(self._leaders)
         self._prober: Prober | None = None
         if self._among_leaders is not None:
-            self._prober = Prober(own, probe, interval if background else None, lambda: seat.alive)
+            every = interval if background else None
+            self._prober = Prober(own, probe, every, overhead, lambda: seat.alive)
         self._turn = 0
         # Of rank 0 alone: when and how much.
         self._looked_at = -math.inf
@@ -146,6 +153,8 @@ class TopologyManager(Adopted):
             Whether to measure all pairs of ranks, and not only one for each two hosts, in turn.
         """
         self._check_open("refresh")
+        if not self._seat.open:
+            raise CommError("refresh: the communicator is not open any more", operation="refresh")
         if self._prober is not None:
             self._prober.look()
         self._turn += 1
@@ -166,6 +175,8 @@ class TopologyManager(Adopted):
             what, calls, self._turn = map(int, self._notice)
         if what == _LOOK:
             self._look(peer.tournament(self._hosts, self._turn), peer.BRIEF)
+        if self._closed:  # by a listener, on all ranks
+            return
         if self._rank == 0:
             self._notice[:] = self._next_notice(began, time.monotonic())
         self._news = seat.start_broadcast(self._notice)
@@ -204,22 +215,28 @@ class TopologyManager(Adopted):
     def _look(self, rounds: peer.Rounds, effort: peer.Effort) -> None:
         """Collect what all hosts saw, measure, let rank 0 decide, and adopt; on all ranks."""
         comm, began = self._seat.comm, time.monotonic()
+        reports: list[tuple[str, Findings]] = []
         if self._among_leaders is not None:
             assert self._prober is not None
-            reports = [self._prober.take()]
+            told = [self._prober.take()]
             if len(self._leaders) > 1:
-                reports = self._among_leaders.all_gather_object(reports[0])
-            if self._rank == 0:
-                for rank, findings in zip(self._leaders, reports, strict=True):
-                    for one in findings:
-                        self._decider.report(self._decider.hosts[rank], one, time.monotonic())
+                told = self._among_leaders.all_gather_object(told[0])
+            for rank, findings in zip(self._leaders, told, strict=True):
+                reports += [(self._decider.hosts[rank], one) for one in findings]
         pairs = self._measure(rounds, effort) if self._measures and rounds else []
-        made = None
+        made: Snapshot | str = ""
         if self._rank == 0:
-            now = time.monotonic()
-            self._decider.measured(pairs, now)
-            made = self._decider.decide(now)
+            try:
+                now = time.monotonic()
+                for host, one in reports:
+                    self._decider.report(host, one, now)
+                self._decider.measured(pairs, now)
+                made = self._decider.decide(now)
+            except Exception as error:  # the others wait for an answer
+                made = f"rank 0 could not make anything of the reports: {describe(error)}"
         snapshot = comm.broadcast_object(made)
+        if isinstance(snapshot, str):
+            raise CommError(snapshot, operation="topology", rank=self._rank)
         self._looked_at = time.monotonic()
         self._cost = self._looked_at - began
         self._adopt(snapshot)
@@ -290,7 +307,7 @@ class TopologyManager(Adopted):
     def __enter__(self) -> "TopologyManager":
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         elif not self._closed:
@@ -298,7 +315,28 @@ class TopologyManager(Adopted):
             if self._prober is not None:
                 self._prober.close()
             self._seat.leave()
-            self._seat.abort()  # peers may be anywhere
+            self._seat.comm.leave(error)  # peers may be in a look
+            self._seat.abort()
 
     def __repr__(self) -> str:
         return f"<pycomm.TopologyManager of {self._seat.label}: epoch {self.epoch}>"
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentTypeError(f"overhead is a share of the time, not {value!r}")
+    if not 0 < float(value) <= 1:
+        raise ArgumentValueError(f"overhead is a share of the time, not {value}")
+    return float(value)
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ArgumentTypeError(f"good_probes is a number of looks, not {value!r}")
+    return int(value)
+
+
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentTypeError(f"{name} is True or False, not {value!r}")
+    return bool(value)

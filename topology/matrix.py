@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from pycomm.topology.graph import NVLINKS, Gpu, Link, Nic, State, Switch, Topology
-from pycomm.topology.groups import path_kind
+from pycomm.topology.groups import path_kinds
 from pycomm.units import format_rate
 
 __all__ = [
@@ -272,7 +272,7 @@ class _Cells:
     """The cells of one host's matrix."""
 
     def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+        self._path = path_kinds(topology)
         self._bundles = bundles(topology)
         self._near: dict[str, tuple[str, ...]] = {
             device.name: device.numa
@@ -288,7 +288,7 @@ class _Cells:
         if a == b:
             return "X"
         bundle = self._bundles.get(frozenset((a, b)))
-        path = path_kind(self._topology, a, b)
+        path = self._path(a, b)
         cell = "?" if path is None else path.name
         if bundle is None:
             blind = {a, b} <= self._gpus and {a, b} & self._blind

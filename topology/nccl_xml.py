@@ -60,6 +60,7 @@ class _Reading:
     unknown: list[Unknown] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    numbers: dict[str, int] = field(default_factory=dict)  # the last one of each name
     foreign: set[str] = field(default_factory=set)
 
     def note(self, element: Element, text: str) -> None:
@@ -69,10 +70,10 @@ class _Reading:
     def named(self, element: Element, *choices: str) -> str:
         """Return the first of `choices` that is free as a name, the last with a number if none."""
         name = next((choice for choice in choices if choice not in self.names), "")
-        number = 2
         while not name:
+            number = self.numbers[choices[-1]] = self.numbers.get(choices[-1], 1) + 1
             name = f"{choices[-1]}#{number}"
-            name, number = ("" if name in self.names else name), number + 1
+            name = "" if name in self.names else name
         if name != choices[0]:
             self.note(element, f"a second {choices[0]}, called {name} here")
         self.names.add(name)

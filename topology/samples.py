@@ -4,11 +4,13 @@ A probe never raises and never decides. It says what a thing reports of itself, 
 they are; `health` compares samples over time and decides.
 """
 
+import math
 from dataclasses import dataclass, field
 
+from pycomm.errors import ArgumentTypeError
 from pycomm.topology.graph import State, Topology
 
-__all__ = ["Findings", "Sample"]
+__all__ = ["Findings", "Sample", "check_sample"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +65,28 @@ class Findings:
 
     topology: Topology = field(default_factory=Topology)
     samples: tuple[Sample, ...] = ()
+
+
+def check_sample(sample: object) -> None:
+    """Refuse what is no sample, or has parts of other kinds: the probes of users may return it.
+
+    Raises
+    ------
+    ArgumentTypeError
+        With what is wrong.
+    """
+    if not isinstance(sample, Sample):
+        raise ArgumentTypeError(f"a probe returns samples, not {sample!r}")
+    texts = (sample.subject, sample.probe, sample.reason)
+    rates = (sample.rate, sample.measured, sample.latency)
+    numbers = [sample.at, *(one for one in rates if one is not None)]
+    plain = all(isinstance(text, str) for text in texts) and isinstance(sample.state, State)
+    try:
+        finite = all(math.isfinite(one) and one >= 0 for one in numbers) and math.isfinite(
+            sample.at
+        )
+        counted = all(isinstance(name, str) and int(n) == n >= 0 for name, n in sample.counters)
+    except (TypeError, ValueError, OverflowError):
+        finite = counted = False
+    if not (plain and finite and counted):
+        raise ArgumentTypeError(f"a sample with parts that are none of its kind: {sample!r}"[:400])

@@ -234,6 +234,8 @@ def _numbers(text: str) -> tuple[int, ...] | None:
         if last < first or last - first >= _MOST_NUMBERS:
             return None
         numbers.update(range(first, last + 1))
+        if len(numbers) > _MOST_NUMBERS:
+            return None
     return tuple(sorted(numbers))
 
 

@@ -21,7 +21,7 @@ _kept: list[object] = []
 
 #: Rounds after which ranks that still do not agree give up: each round takes out at least one.
 _ROUNDS = 8
-#: Seconds to wait in later rounds, when all who are left are known to be there.
+#: Seconds more in later rounds.
 _SOON = 2.0
 
 Wait = Callable[[Callable[[], bool], Deadline], bool]
@@ -51,9 +51,16 @@ def agree(
         If this rank is on the smaller side, or the ranks do not come to the same answer.
     """
     rank, size = transport.rank, transport.size
-    view = set(range(size)) - set(gone) | {rank}
+    if rank in gone:
+        raise CommError(
+            f"rank {rank} has told the others that it leaves: they go on without it",
+            operation="group",
+            rank=rank,
+        )
+    view = set(range(size)) - set(gone)
     for number in range(_ROUNDS):
-        deadline = Deadline(patience if number == 0 else _SOON)
+        # Whoever came late is as late in the rounds that follow.
+        deadline = Deadline(patience if number == 0 else patience + _SOON)
         heard = _round(transport, view, deadline, wait, tag + number)
         hears = {**heard, rank: {rank, *heard}}
         left = _all_in_touch(rank, hears)

@@ -330,6 +330,54 @@ def test_survivors_agree() -> None:
     assert told == [(4, 3, (2,), ((0, 1, 3),))] * 2 + [None] + told[:1]
 
 
+def test_who_has_left_does_not_go_on() -> None:
+    """A rank that told the others that it leaves is counted out by them, and must not count."""
+
+    def rank(comm: pycomm.Communicator) -> str:
+        topology = quiet(comm)
+        try:
+            if comm.rank < 2:
+                # As Ctrl-C in a wait: peers are told, and MPI's work cannot be recalled.
+                raise comm._engine.fail(KeyboardInterrupt(), "barrier", None)
+            comm.barrier()
+        except (KeyboardInterrupt, pycomm.CommError):
+            pass
+        try:
+            left = topology.group("healthy", timeout=0.5)
+        except pycomm.CommError as error:
+            return str(error)
+        finally:
+            topology._prober and topology._prober.close()
+        assert left is not None
+        return str(left.all_gather_object(comm.rank))
+
+    told = pycomm.run_local(4, rank)
+    assert all("has told the others that it leaves" in one for one in told[:2])
+    assert told[2:] == ["[2, 3]", "[2, 3]"]
+
+
+def test_survivors_may_come_late() -> None:
+    def rank(comm: pycomm.Communicator) -> Any:
+        topology = quiet(comm)
+        if comm.rank == 1:
+            time.sleep(2.5)
+            comm.abort()
+            topology.close()
+            return None
+        with pytest.raises(pycomm.CommTimeoutError):
+            comm.barrier(timeout=0.1)
+        time.sleep(0.5 * comm.rank / 3)  # within the patience
+        left = topology.group("healthy", timeout=0.8)
+        assert left is not None
+        there = left.all_gather_object(comm.rank)
+        topology.close()
+        comm.abort()
+        return there
+
+    told = pycomm.run_local(4, rank)
+    assert told == [[0, 2, 3], None, [0, 2, 3], [0, 2, 3]]
+
+
 def test_the_smaller_side_does_not_go_on() -> None:
     def rank(comm: pycomm.Communicator) -> str:
         topology = quiet(comm)
@@ -347,6 +395,103 @@ def test_the_smaller_side_does_not_go_on() -> None:
         return str(caught.value)
 
     assert "hears only [0] of 3 ranks" in pycomm.run_local(3, rank)[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        5,
+        Findings(5),  # type: ignore[arg-type]
+        Findings(samples=5),  # type: ignore[arg-type]
+        Findings(samples=(1,)),  # type: ignore[arg-type]
+        Findings(samples=(Sample("a", "b", 0.0, None),)),  # type: ignore[arg-type]
+        Findings(samples=(Sample("a", "b", float("nan"), State.UP),)),
+        Findings(samples=(Sample("a", "b", 0.0, State.UP, counters=(("x", -1),)),)),
+        Findings(samples=(Sample("a", "b", 0.0, State.UP, counters=5),)),  # type: ignore[arg-type]
+        Findings(samples=(Sample("a", "b", 0.0, State.UP, rate=float("inf")),)),
+        Findings(samples=(Sample("a", lambda: 0, 0.0, State.UP),)),  # type: ignore[arg-type]
+    ],
+)
+def test_rubbish_from_a_probe_is_a_note(answer: Any) -> None:
+    def rank(comm: pycomm.Communicator) -> str:
+        with quiet(comm, lambda host, now: answer if comm.rank else Findings()) as topology:
+            return topology.explain()
+
+    told = pycomm.run_local(2, rank, hosts=[0, 1], timeout=10)
+    assert told[0] == told[1]
+    assert "the probe of this host failed" in told[0]
+
+
+def test_a_rank_in_no_group_need_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager.Seat, "device_bus_id", lambda self: "0000:01:00.0")
+
+    def rank(comm: pycomm.Communicator) -> Any:
+        states = [State.UP, State.DOWN] if comm.rank == 2 else [State.UP]
+
+        def probe(host: str, now: float) -> Findings:
+            state = states.pop(0) if len(states) > 1 else states[0]
+            one = Gpu("gpu0", host, 0, "0000:01:00.0")
+            sample = Sample("gpu0", "nvml", now, state, "fell off the bus")
+            return Findings(Topology(hosts=(Host(host),), gpus=(one,)), (sample,))
+
+        with quiet(comm, probe) as topology:
+            first, host = topology.group("healthy"), topology.group("host")
+            assert first is not None
+            topology.refresh()
+            assert first.closed
+            assert topology.group("host") is host
+            after = topology.group("healthy") if comm.rank != 2 else None
+            return None if after is None else after.size
+
+    assert pycomm.run_local(3, rank, hosts=[0, 1, 2], timeout=10) == [2, 2, None]
+
+
+def test_a_group_in_a_with_statement_is_made_again() -> None:
+    def rank(comm: pycomm.Communicator) -> None:
+        with quiet(comm) as topology:
+            for _ in range(3):
+                node = topology.group("host")
+                assert node is not None
+                with node:
+                    node.barrier()
+
+    pycomm.run_local(2, rank, timeout=10)
+
+
+def test_a_listener_may_close_the_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "_ASKING", 1e9)
+
+    def rank(comm: pycomm.Communicator) -> bool:
+        options = {"interval": 1e-3, "overhead": 1.0, "measure": False}
+        topology = TopologyManager(comm, probe=looks([State.UP, State.DOWN]), **options)
+        closed = []
+        topology.on_change(lambda before, after: closed.append(topology.close()))
+        x = np.zeros(1)
+        ends = time.monotonic() + 10
+        while not closed and time.monotonic() < ends:
+            comm.all_reduce(x)
+        comm.barrier()
+        return bool(closed)
+
+    assert pycomm.run_local(2, rank, timeout=10) == [True, True]
+
+
+def test_who_leaves_by_an_exception_tells_those_in_a_look() -> None:
+    def rank(comm: pycomm.Communicator) -> str:
+        if comm.rank == 0:
+            with pytest.raises(KeyError), comm, quiet(comm):
+                raise KeyError("x")
+            return ""
+        topology = quiet(comm)
+        with pytest.raises(pycomm.PeerError) as caught:
+            topology.refresh()
+        topology.__exit__(None, caught.value, None)
+        comm.abort()
+        return str(caught.value)
+
+    began = time.monotonic()
+    assert "KeyError" in pycomm.run_local(2, rank, timeout=30)[1]
+    assert time.monotonic() - began < 10
 
 
 def test_a_probe_that_fails_is_a_note() -> None:
@@ -371,6 +516,9 @@ def test_a_probe_that_fails_is_a_note() -> None:
         {"overhead": 0},
         {"overhead": 2},
         {"overhead": True},
+        {"probe": 5},
+        {"measure": "no"},
+        {"background": None},
     ],
 )
 def test_arguments_that_make_no_sense(wrong: dict[str, Any]) -> None:
@@ -384,6 +532,9 @@ def test_arguments_that_make_no_sense(wrong: dict[str, Any]) -> None:
 
 def test_different_settings_are_refused_everywhere() -> None:
     def rank(comm: pycomm.Communicator) -> None:
+        same = np.float32(0.5) if comm.rank else 0.5
+        with quiet(comm, overhead=same, good_probes=np.int64(2) if comm.rank else 2):
+            comm.barrier()
         with pytest.raises(pycomm.MismatchError, match=r"rank 0: .*interval=5.0.*rank 1: .*=6.0"):
             TopologyManager(comm, interval=5.0 + comm.rank)
         with quiet(comm):

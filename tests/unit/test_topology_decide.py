@@ -81,6 +81,14 @@ def test_hosts_of_one_name_are_told_apart() -> None:
     assert one.host_ranks == ((0,), (1,))
 
 
+def test_a_name_that_looks_like_a_number_of_another_host() -> None:
+    presences = [Presence("1", "x"), Presence("2", "x"), Presence("3", "x-1"), Presence("1", "x")]
+    names = Decider(presences, Rules(), ethernet=True).hosts
+    assert len(set(names)) == 3
+    assert names[0] == names[3]
+    assert names[2] == "x-1"
+
+
 def with_gpus(left: Topology, right: Topology) -> Snapshot:
     buses: list[str | None] = ["00000000:01:00.0", "0000:00:00.0", "0000:01:00.0", "0:00:00.0"]
     one = decider("aabb", buses)

@@ -102,3 +102,18 @@ def _changed(**changes: object) -> str:
 def test_json_that_is_not_a_topology_is_refused(text: str, message: str) -> None:
     with pytest.raises(ArgumentValueError, match=message):
         Topology.from_json(text)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1.0", "1" + "0" * 400])
+def test_numbers_that_are_none(number: str) -> None:
+    whole = Topology(hosts=(Host("a"),), nics=(Nic("n", "a", bandwidth=4321.0),)).to_json()
+    assert "4321.0" in whole
+    with pytest.raises(ArgumentValueError):
+        Topology.from_json(whole.replace("4321.0", number))
+
+
+def test_names_and_cpus_that_are_none() -> None:
+    with pytest.raises(ArgumentValueError, match="written as text"):
+        Topology(hosts=(Host("\ud800"),))
+    with pytest.raises(ArgumentValueError, match="negative"):
+        Topology(hosts=(Host("a"),), numa_nodes=(NumaNode("n", "a", 0, (-1,)),))

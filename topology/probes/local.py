@@ -1,5 +1,6 @@
 """All probes of one host together, and the thread that runs them beside a program."""
 
+import pickle
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from pycomm.topology.probes.net import probe_net
 from pycomm.topology.probes.nvml import XidEvents, probe_nvml
 from pycomm.topology.probes.nvml_xids import needs_reset
 from pycomm.topology.probes.pci import place, probe_pci, samples_of
-from pycomm.topology.samples import Findings
+from pycomm.topology.samples import Findings, check_sample
 
 __all__ = ["HostProbe", "ProbeHost", "Prober", "probe_host"]
 
@@ -25,6 +26,7 @@ ProbeHost = Callable[[str, float], Findings]
 
 # Looks that nobody has collected are kept up to this number, the latest ones.
 _KEPT = 32
+_PATIENCE = 2.0  # seconds to wait for a look that is under way
 
 
 def probe_host(
@@ -113,6 +115,11 @@ def _of_host(findings: Findings, host: str) -> Findings:
     if not isinstance(findings, Findings):
         raise ArgumentTypeError(f"a probe returns Findings, not {type(findings).__name__}")
     topology = findings.topology
+    if not isinstance(topology, Topology) or not isinstance(findings.samples, tuple):
+        raise ArgumentTypeError("findings are a Topology and a tuple of samples")
+    for sample in findings.samples:
+        check_sample(sample)
+    pickle.dumps(findings)  # what cannot travel fails here, and not in a look of all ranks
     if topology == Topology():
         return replace(findings, topology=Topology(hosts=(Host(host),)))
     if [one.name for one in topology.hosts] != [host]:
@@ -132,6 +139,8 @@ class Prober:
         note says why.
     interval : float, optional
         Seconds between looks in a thread of its own; no thread if None.
+    share : float
+        Of the thread's time that looks may take: it waits for longer between long ones.
     alive : callable, optional
         Whether anybody still wants to know: the thread ends if not.
     """
@@ -141,9 +150,11 @@ class Prober:
         host: str,
         probe: ProbeHost | None,
         interval: float | None,
+        share: float = 1.0,
         alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._host = host
+        self._share = share
         self._alive = alive
         self._own: HostProbe | None = None
         if probe is None:
@@ -162,13 +173,18 @@ class Prober:
 
     def look(self) -> None:
         """Look now."""
-        with self._looking:  # the thread may be at it
+        # The thread may be at it; if that hangs, or is not there after a fork, nothing is seen.
+        if not self._looking.acquire(timeout=_PATIENCE):
+            return
+        try:
             try:
                 findings = _of_host(self._probe(self._host, time.monotonic()), self._host)
             except Exception as error:
                 told = f"the probe of this host failed: {describe(error)}"
                 findings = Findings(Topology(hosts=(Host(self._host),), notes=(told,)))
             self._seen.append(findings)
+        finally:
+            self._looking.release()
 
     def take(self) -> list[Findings]:
         """Return what was seen since the last time, oldest first."""
@@ -188,5 +204,8 @@ class Prober:
             self._looking.release()
 
     def _run(self, interval: float) -> None:
-        while not self._stop.wait(interval) and self._alive():
+        pause = interval
+        while not self._stop.wait(min(pause, threading.TIMEOUT_MAX)) and self._alive():
+            began = time.monotonic()
             self.look()
+            pause = max(interval, (time.monotonic() - began) / self._share)
