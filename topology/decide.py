@@ -25,7 +25,7 @@ _ALIKE = 1.3
 _LATENCIES = 5
 # Links that most hosts surpass by this factor are slow, whatever they were before.
 _MUCH = 2.0
-# What is below this share of the best between the same hosts is measured again.
+# What differs by more than this share from what is expected is measured again.
 _CONFIRMED = 0.8
 
 
@@ -127,25 +127,30 @@ class Decider:
                 now,
             )  # fmt: skip
 
-    def slow(
+    def doubtful(
         self, pairs: Mapping[tuple[int, int], MeasuredPair], now: float
-    ) -> tuple[tuple[int, int], ...]:
-        """Return the pairs across hosts that seem slower than pairs between the same hosts are.
+    ) -> dict[tuple[int, int], float]:
+        """Return the pairs across hosts that are far from what others between the same hosts are.
 
-        Not those whose link is known to be slow: once is enough.
+        With the bandwidth that was expected: what the link usually carries, or else the median of
+        its pairs. Not those whose link is known to be slow: once is enough.
         """
-        best: dict[str, float] = {}
+        crossing: dict[str, list[float]] = {}
         for pair in pairs.values():
-            link = _between(self.hosts[pair.a], self.hosts[pair.b])
-            known = self._health.verdict(link, now).rate or 0.0
-            best[link] = max(best.get(link, known), pair.bandwidth)
-        return tuple(
-            key
-            for key, pair in pairs.items()
-            if (a := self.hosts[pair.a]) != (b := self.hosts[pair.b])
-            and self._health.verdict(_between(a, b), now).state is not State.DEGRADED
-            and pair.bandwidth < _CONFIRMED * best[_between(a, b)]
-        )
+            a, b = self.hosts[pair.a], self.hosts[pair.b]
+            if a != b:
+                crossing.setdefault(_between(a, b), []).append(pair.bandwidth)
+        expected = {}
+        for link, found in crossing.items():
+            verdict = self._health.verdict(link, now)
+            if verdict.state is not State.DEGRADED:
+                expected[link] = verdict.rate or median(found)
+        doubts = {}
+        for key, pair in pairs.items():
+            usual = expected.get(_between(self.hosts[pair.a], self.hosts[pair.b]))
+            if usual and not _CONFIRMED * usual <= pair.bandwidth <= usual / _CONFIRMED:
+                doubts[key] = usual
+        return doubts
 
     def decide(self, now: float) -> Snapshot:
         """Return the snapshot; its epoch is that of the last one if no plan need change."""

@@ -248,13 +248,15 @@ class TopologyManager(Adopted):
         if comm.all_reduce(busy, op="max")[0]:
             return []
         found = self._numbers(rounds, effort)
-        # What seems slow may have met an interrupt: once more, before anybody believes it.
-        slow = self._decider.slow(found, time.monotonic()) if self._rank == 0 else ()
-        again = comm.broadcast_object(slow)
-        if again:
-            for key, second in self._numbers(peer.one_by_one(again), peer.CONFIRMING).items():
-                best = max(found[key].bandwidth, second.bandwidth)
-                found[key] = replace(found[key], bandwidth=best)
+        # What is odd may have met an interrupt: once more, before anybody believes it.
+        doubts = self._decider.doubtful(found, time.monotonic()) if self._rank == 0 else {}
+        doubts = comm.broadcast_object(doubts)
+        if doubts:
+            again = self._numbers(peer.one_by_one(tuple(doubts)), peer.CONFIRMING)
+            for key, second in again.items():
+                low = found[key].bandwidth < doubts[key]
+                one = (max if low else min)(found[key].bandwidth, second.bandwidth)
+                found[key] = replace(found[key], bandwidth=one)
         return list(found.values())
 
     def _numbers(

@@ -226,8 +226,15 @@ def test_a_host_that_is_slow_from_the_start() -> None:
 
 def test_what_is_measured_again() -> None:
     one = decider("aabb")
-    found = {(p.a, p.b): p for p in pairs({(0, 2): 100.0, (1, 3): 70.0, (0, 1): 5.0, (0, 3): 85.0})}
-    assert one.slow(found, 0.0) == ((1, 3),)
+    rates = {(0, 2): 100.0, (1, 3): 70.0, (0, 1): 5.0, (0, 3): 99.0, (1, 2): 180.0}
+    found = {(pair.a, pair.b): pair for pair in pairs(rates)}
+    assert one.doubtful(found, 0.0) == {(1, 3): 99.5e6, (1, 2): 99.5e6}
+    one.report("ha", Findings(Topology(hosts=(Host("ha"),))), 0.0)
+    one.report("hb", Findings(Topology(hosts=(Host("hb"),))), 0.0)
+    one.measured(pairs({(0, 2): 100.0}), 0.0)
+    assert list(one.doubtful({(0, 2): pairs({(0, 2): 10.0})[0]}, 0.0)) == [(0, 2)]
+    one.measured(pairs({(0, 2): 10.0}), 1.0)  # known to be slow now
+    assert one.doubtful({(0, 2): pairs({(0, 2): 10.0})[0]}, 1.0) == {}
 
 
 def test_nvlinks_come_back_after_good_looks_too() -> None:
