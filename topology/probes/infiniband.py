@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pycomm.topology.graph import Attributes, Host, LinkKind, Nic, State, Topology
+from pycomm.topology.health import LIMITS
 from pycomm.topology.probes import sysfs
 from pycomm.topology.probes.sysfs import Reading
 from pycomm.topology.samples import Findings, Sample
@@ -46,16 +47,6 @@ _LINK_ERRORS = (
 #: Left out: out_of_sequence grows wherever the fabric routes adaptively, rnr_nak_retry_err with
 #: slow receivers, and the counts of completions with errors with programs that end.
 _TRANSPORT_ERRORS = ("local_ack_timeout_err", "packet_seq_err", "rx_icrc_encapsulated")
-#: The largest values of PortCounters, by the number of bits it has for each; there they stay.
-_TOPS = {
-    "symbol_error": 0xFFFF,
-    "link_error_recovery": 0xFF,
-    "link_downed": 0xFF,
-    "port_rcv_errors": 0xFFFF,
-    "port_rcv_remote_physical_errors": 0xFFFF,
-    "local_link_integrity_errors": 0xF,
-    "excessive_buffer_overrun_errors": 0xF,
-}
 
 
 @dataclass(slots=True)
@@ -146,7 +137,7 @@ def _port(folder: Path, nic: Nic, notes: list[str]) -> _Port:
     if fabric is LinkKind.IB and "hca_type" in said:
         kind = (said["hca_type"], said.get("board_id", ""))
     plain, plain_notes = sysfs.read_counters(
-        (folder / "counters", folder / "counters_ext"), _LINK_ERRORS, _TOPS
+        (folder / "counters", folder / "counters_ext"), _LINK_ERRORS, LIMITS
     )
     transport, transport_notes = sysfs.read_counters((folder / "hw_counters",), _TRANSPORT_ERRORS)
     notes += plain_notes + transport_notes
