@@ -23,16 +23,17 @@ from pycomm.topology.health import Health, Verdict
 from pycomm.topology.manager import TopologyManager
 from pycomm.topology.matrix import host_part
 from pycomm.topology.merge import merge
+from pycomm.topology.nvlink import apply, read_nvlink
 from pycomm.topology.plot import check_path, plot
 from pycomm.topology.probes.local import ProbeHost, Prober, probe_host
 from pycomm.topology.probes.place import identity
-from pycomm.topology.probes.ras import RasStatus, ras_status
+from pycomm.topology.probes.ras import RasStatus, ras_lines, ras_status
 from pycomm.topology.show import changes, snapshot_text, to_dict, to_text
 from pycomm.topology.snapshot import Snapshot
 from pycomm.topology.sources import read_any
 from pycomm.topology.xml_writer import write_xml
 
-__all__ = ["add_arguments", "local", "ras_lines", "run", "together"]
+__all__ = ["add_arguments", "local", "run", "together"]
 
 _INTERVAL = 5.0
 _MOST_BYTES = 64 << 20
@@ -55,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read a file instead of looking at this host: XML of NCCL (NCCL_TOPO_DUMP_FILE), the "
         "text of `nvidia-smi topo -m`, or JSON of this command; - is standard input; several are "
         "shown as hosts named after their files",
+    )
+    add(
+        "--nvlink",
+        metavar="FILE",
+        help="with one --from: what `nvidia-smi nvlink -s` says of the links of that host",
     )
     add("--host", metavar="NAME", help="only this host, where there are several")
     add("--json", action="store_true", help="print JSON")
@@ -112,7 +118,11 @@ def run(options: argparse.Namespace) -> int:
         if options.source:
             # The ranks of a job would all read and print the same.
             if around is None or around.rank == 0:
-                _show(options, _chosen(_read_all(options.source), options.host))
+                topology = _read_all(options.source)
+                if options.nvlink is not None:
+                    text = _octets(options.nvlink).decode(errors="replace")
+                    topology = apply(topology, read_nvlink(text, source=options.nvlink))
+                _show(options, _chosen(topology, options.host))
             return 0
         if around is None:
             return local(options)
@@ -129,6 +139,8 @@ def _check(options: argparse.Namespace) -> None:
         given = [name for name, value in other.items() if value]
         if given:
             raise ArgumentValueError(f"--watch looks again and again: leave out {given[0]}")
+    if options.nvlink is not None and len(options.source) != 1:
+        raise ArgumentValueError("--nvlink belongs to one file that --from names")
     if options.ras and (options.json or options.source or options.xml == "-"):
         raise ArgumentValueError("--ras is about this host, and text: leave out the others")
     if options.ras and detect(os.environ) is not None:
@@ -137,7 +149,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ArgumentValueError("--xml - and --json both print: leave out one")
     if options.plot is not None:
         check_path(options.plot)  # before anything is looked at
-    if options.source.count("-") > 1:
+    if [*options.source, options.nvlink].count("-") > 1:
         raise ArgumentValueError("standard input can be read once only")
 
 
@@ -166,6 +178,12 @@ def _read_all(sources: list[str]) -> Topology:
 def _read(source: str, host: str) -> Topology:
     """Return the topology in a file, or in what comes in if it is called ``-``."""
     where = "standard input" if source == "-" else source
+    return read_any(_octets(source), source=where, host=host)
+
+
+def _octets(source: str) -> bytes:
+    """Return what is in a file, or what comes in if it is called ``-``."""
+    where = "standard input" if source == "-" else source
     try:
         if source == "-" and sys.stdin is None:
             raise ValueError("it is closed")
@@ -179,7 +197,7 @@ def _read(source: str, host: str) -> Topology:
         raise ArgumentValueError(f"{where}: {why}") from None
     if len(data) > _MOST_BYTES:
         raise ArgumentValueError(f"{where}: more than {_MOST_BYTES >> 20} MiB are no topology")
-    return read_any(data, source=where, host=host)
+    return data
 
 
 # --------------------------------------------------------------------------------------- showing
@@ -385,9 +403,6 @@ def together(
             again()
 
 
-# ------------------------------------------------------------------------------------------- RAS
-
-
 def _asked_ras(environ: Mapping[str, str], ask: Callable[..., RasStatus]) -> RasStatus:
     """Return what NCCL says of a job on this host."""
     if environ.get("NCCL_RAS_ENABLE") == "0":
@@ -397,22 +412,3 @@ def _asked_ras(environ: Mapping[str, str], ask: Callable[..., RasStatus]) -> Ras
     with suppress(ValueError):
         address = (host.replace("localhost", "127.0.0.1") or _RAS_ADDRESS[0], int(port))
     return ask(address, timeout=_RAS_SECONDS)
-
-
-def ras_lines(status: RasStatus | None) -> list[str]:
-    """Return what NCCL says as a section of text; nothing if it was not asked."""
-    if status is None:
-        return []
-    lines = ["NCCL RAS"]
-    if not status.known:
-        return [*lines, f"  unknown: {status.reason}", *(f"  note: {one}" for one in status.notes)]
-    lines.append(f"  NCCL {status.version or 'of unknown version'}")
-    for one in status.communicators:
-        errors = [rank.rank for rank in one.ranks if rank.error or rank.aborted]
-        faults = {"missing": one.missing, "silent": one.unresponsive, "with errors": errors}
-        told = [f"ranks {', '.join(map(str, who))} {what}" for what, who in faults.items() if who]
-        size = "?" if one.size is None else one.size
-        lines.append(f"  communicator {one.name}, {size} ranks: {'; '.join(told) or 'all answer'}")
-    if status.timeouts:
-        lines.append(f"  {status.timeouts} processes did not answer NCCL in time")
-    return [*lines, *(f"  note: {note}" for note in status.notes)]

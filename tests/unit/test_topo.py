@@ -16,7 +16,7 @@ from pycomm import topo
 from pycomm.cli import main
 from pycomm.topology import read_xml, write_xml
 from pycomm.topology.graph import State, Topology
-from pycomm.topology.probes.ras import RasCommunicator, RasRank, RasStatus
+from pycomm.topology.probes.ras import RasCommunicator, RasRank, RasStatus, ras_lines
 from pycomm.topology.samples import Findings, Sample
 from pycomm.topology.show import to_text
 
@@ -201,6 +201,25 @@ class TestRefusals:
         assert "NCCL_TOPO_DUMP_FILE" in capsys.readouterr().out
 
 
+def test_the_links_of_a_matrix(tmp_path, capsys):
+    matrix, links = tmp_path / "node.txt", tmp_path / "links.txt"
+    matrix.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n")
+    up = "".join(f"\t Link {number}: 14.062 GB/s\n" for number in range(4))
+    down = up.replace("Link 2: 14.062 GB/s", "Link 2: <inactive>")
+    links.write_text(
+        f"GPU 0: NVIDIA RTX A6000 (UUID: GPU-0)\n{up}GPU 1: NVIDIA RTX A6000 (UUID: GPU-1)\n{down}"
+    )
+    assert main(["topo", "--from", str(matrix), "--nvlink", str(links), "--json"]) == 0
+    health = json.loads(capsys.readouterr().out)["health"]
+    assert health["GPU0"]["state"] == "up"
+    assert health["GPU1"]["state"] == "degraded"
+    links.write_text("no such thing")
+    assert main(["topo", "--from", str(matrix), "--nvlink", str(links)]) == 2
+    assert str(links) in capsys.readouterr().err
+    assert main(["topo", "--nvlink", str(links)]) == 2
+    assert "belongs to one file" in capsys.readouterr().err
+
+
 class TestThisHost:
     def test_one_look(self, capsys, tmp_path, monkeypatch):
         dump = tmp_path / "dump.xml"
@@ -255,7 +274,7 @@ class TestThisHost:
         status = RasStatus(
             "2.28.9", (RasCommunicator("0xa", 4, ranks), RasCommunicator("0xb", 2)), 1, ("odd",)
         )
-        assert topo.ras_lines(status) == [
+        assert ras_lines(status) == [
             "NCCL RAS",
             "  NCCL 2.28.9",
             "  communicator 0xa, 4 ranks: ranks 1 missing; ranks 3 silent; ranks 2 with errors",
@@ -263,7 +282,7 @@ class TestThisHost:
             "  1 processes did not answer NCCL in time",
             "  note: odd",
         ]
-        assert topo.ras_lines(None) == []
+        assert ras_lines(None) == []
 
     def test_watching_with_hysteresis(self, capsys):
         up = Sample("eth0", "net", 0.0, State.UP)

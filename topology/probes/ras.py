@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pycomm.deadline import Deadline
 
-__all__ = ["RasCommunicator", "RasRank", "RasStatus", "ras_status", "read_ras"]
+__all__ = ["RasCommunicator", "RasRank", "RasStatus", "ras_lines", "ras_status", "read_ras"]
 
 _HANDSHAKE = b"SERVER PROTOCOL"
 _PROTOCOL = 2
@@ -305,3 +305,22 @@ def _ranks(entries: object, missing: bool) -> list[RasRank]:
             )
         )
     return found
+
+
+def ras_lines(status: RasStatus | None) -> list[str]:
+    """Return what NCCL says as a section of text; nothing if it was not asked."""
+    if status is None:
+        return []
+    lines = ["NCCL RAS"]
+    if not status.known:
+        return [*lines, f"  unknown: {status.reason}", *(f"  note: {one}" for one in status.notes)]
+    lines.append(f"  NCCL {status.version or 'of unknown version'}")
+    for one in status.communicators:
+        errors = [rank.rank for rank in one.ranks if rank.error or rank.aborted]
+        faults = {"missing": one.missing, "silent": one.unresponsive, "with errors": errors}
+        told = [f"ranks {', '.join(map(str, who))} {what}" for what, who in faults.items() if who]
+        size = "?" if one.size is None else one.size
+        lines.append(f"  communicator {one.name}, {size} ranks: {'; '.join(told) or 'all answer'}")
+    if status.timeouts:
+        lines.append(f"  {status.timeouts} processes did not answer NCCL in time")
+    return [*lines, *(f"  note: {note}" for note in status.notes)]
