@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Seat"]
 
+# With messages that may still land in their memory: that lives as long as the process.
+_given_up: list["Seat"] = []
+
 _NAP = 2e-4  # seconds that a patient wait sleeps between looks
 
 
@@ -48,12 +51,14 @@ class Seat:
         own = comm.split(0, comm.rank)
         assert own is not None
         self.comm = own
-        self._engine.seated = True
         self._own: Engine = own._engine
         self._own.waiter.beside = self._engine.advance
         self._wanted = comm._wanted
+        # What has been started last: it holds the memory that is sent from, or into.
+        self._sending: Callable[[], bool] | None = None
         pending = self._own.transport.split(range(comm.size))
         self.reserve: Transport = await_transport(pending, Deadline(self.timeout), "split")
+        self._engine.seated = True
 
     @property
     def timeout(self) -> float:
@@ -151,6 +156,7 @@ class Seat:
 
     def abort(self) -> None:
         """Give up the own communicator and road."""
+        _given_up.append(self)
         self.comm.abort()
         self.reserve.abort()
 
@@ -181,13 +187,15 @@ class Seat:
         transport, row = self.transport, DTYPES["int64"]
         native = transport.native("broadcast", row, None, numbers.size)
         if native is not None:
-            return native(Buffer(numbers, row, numbers), None, 0, True)
+            self._sending = native(Buffer(numbers, row, numbers), None, 0, True)
+            return self._sending
         octets = numbers.view(np.uint8)
         tag = self._own.meeting_tag
-        if self.comm.rank == 0:
-            peers = range(1, self.comm.size)
-            return transport.post([(peer, octets) for peer in peers], [], tag).test
-        return transport.post([], [(0, octets)], tag).test
+        peers = range(1, self.comm.size) if self.comm.rank == 0 else ()
+        sources = () if self.comm.rank == 0 else (0,)
+        posted = transport.post([(p, octets) for p in peers], [(p, octets) for p in sources], tag)
+        self._sending = posted.test
+        return self._sending
 
     def wait(
         self,

@@ -18,8 +18,8 @@ import pycomm
 from pycomm.bootstrap.detect import detect
 from pycomm.communicator import Communicator
 from pycomm.errors import ArgumentValueError, CommError
-from pycomm.topology.graph import Gpu, Nic, State, Topology
-from pycomm.topology.health import Health, Verdict
+from pycomm.topology.graph import Topology
+from pycomm.topology.health import Health
 from pycomm.topology.manager import TopologyManager
 from pycomm.topology.matrix import host_part
 from pycomm.topology.merge import merge
@@ -277,7 +277,7 @@ def local(
             topology = findings.topology
             for sample in findings.samples:
                 health.add(sample, now)
-        return _with_notes(_judged(topology, health, now), os.environ)
+        return _with_notes(health.judged(topology, now), os.environ)
 
     before = _chosen(look(), options.host)
     if options.watch is None:
@@ -291,26 +291,6 @@ def local(
 
     _watch(options, before, again, wait)
     return 0
-
-
-def _judged(topology: Topology, health: Health, now: float) -> Topology:
-    """Return a topology whose GPUs and NICs are in the states that are believed."""
-
-    def verdict(device: Gpu | Nic) -> Verdict:
-        found = health.verdict(device.name, now)
-        if found.state is State.UNKNOWN and (
-            device.state is not State.UNKNOWN or device.name not in health.subjects
-        ):
-            return Verdict(device.state, device.reason)  # nobody looks at bridges and tunnels
-        return found
-
-    gpus = [(gpu, verdict(gpu)) for gpu in topology.gpus]
-    nics = [(nic, verdict(nic)) for nic in topology.nics]
-    return replace(
-        topology,
-        gpus=tuple(replace(gpu, state=told.state, reason=told.reason) for gpu, told in gpus),
-        nics=tuple(replace(nic, state=told.state, reason=told.reason) for nic, told in nics),
-    )
 
 
 def _with_notes(topology: Topology, environ: Mapping[str, str]) -> Topology:

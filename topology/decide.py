@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from pycomm.topology import clusters
-from pycomm.topology.graph import NVLINKS, Gpu, Link, LinkKind, Nic, State, Topology, Unknown
-from pycomm.topology.health import Health, Rules, Verdict
+from pycomm.topology.graph import NVLINKS, Gpu, Link, LinkKind, State, Topology, Unknown
+from pycomm.topology.health import Health, Rules
 from pycomm.topology.merge import merge
+from pycomm.topology.probes.sysfs import bus_key
 from pycomm.topology.rank_groups import RankGroups, ranks_of_hosts
 from pycomm.topology.samples import Findings, Sample
 from pycomm.topology.snapshot import Groups, MeasuredPair, Place, Snapshot
@@ -174,20 +175,7 @@ class Decider:
     def _judged(self, now: float) -> Topology:
         """Return all hosts as one topology, each thing in the state that is believed."""
         merged = merge([self._parts[host] for host in dict.fromkeys(self.hosts)])
-
-        def judged(device: Gpu | Nic) -> Verdict:
-            verdict = self._health.verdict(device.name, now)
-            if verdict.state is State.UNKNOWN and device.state is not State.UNKNOWN:
-                return Verdict(device.state, device.reason)  # what its reader said
-            return verdict
-
-        gpus, nics = [], []
-        for gpu in merged.gpus:
-            verdict = judged(gpu)
-            gpus.append(replace(gpu, state=verdict.state, reason=verdict.reason))
-        for nic in merged.nics:
-            verdict = judged(nic)
-            nics.append(replace(nic, state=verdict.state, reason=verdict.reason))
+        merged = self._health.judged(merged, now)
         links = [self._trusted(link, now) for link in merged.links]
         for number, a in enumerate(names := list(dict.fromkeys(self.hosts))):
             for b in names[number + 1 :]:
@@ -198,10 +186,8 @@ class Decider:
                         verdict.state, verdict.reason,
                     )
                 )  # fmt: skip
-        unknown = (*merged.unknown, *self._stale(gpus))
-        return replace(
-            merged, gpus=tuple(gpus), nics=tuple(nics), links=tuple(links), unknown=unknown
-        )
+        unknown = (*merged.unknown, *self._stale(merged.gpus))
+        return replace(merged, links=tuple(links), unknown=unknown)
 
     def _trusted(self, link: Link, now: float) -> Link:
         """Return an NVLink as down until it was there for some looks, others as they are."""
@@ -220,18 +206,15 @@ class Decider:
         )
 
     def _places(self, topology: Topology) -> tuple[Place, ...]:
-        found = []
-        for rank, (host, presence) in enumerate(zip(self.hosts, self._presences, strict=True)):
-            gpu = next(
-                (
-                    gpu.name
-                    for gpu in topology.gpus
-                    if gpu.host == host and presence.gpu and _same_bus(gpu.bus_id, presence.gpu)
-                ),
-                None,
-            )
-            found.append(Place(rank, host, gpu))
-        return tuple(found)
+        gpus = {
+            (gpu.host, bus_key(gpu.bus_id)): gpu.name
+            for gpu in topology.gpus
+            if gpu.bus_id is not None
+        }
+        return tuple(
+            Place(rank, host, gpus.get((host, bus_key(one.gpu))) if one.gpu else None)
+            for rank, (host, one) in enumerate(zip(self.hosts, self._presences, strict=True))
+        )
 
     def _shared(self, places: Sequence[Place]) -> tuple[str, ...]:
         """Return notes on GPUs that several ranks work on."""
@@ -318,18 +301,3 @@ def host_names(presences: Sequence[Presence]) -> tuple[str, ...]:
 
 def _between(a: str, b: str) -> str:
     return f"{a} - {b}"
-
-
-def _same_bus(one: str | None, other: str) -> bool:
-    """Return whether two PCI bus ids are the same, however long their domains are written."""
-    if one is None:
-        return False
-    return _bus(one) == _bus(other)
-
-
-def _bus(text: str) -> str:
-    domain, _, rest = text.lower().partition(":")
-    try:
-        return f"{int(domain, 16):x}:{rest}"
-    except ValueError:
-        return text.lower()

@@ -10,11 +10,12 @@ one that counts.
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import TypeVar
 
 from pycomm.errors import ArgumentValueError
-from pycomm.topology.graph import State
+from pycomm.topology.graph import Gpu, Nic, State, Topology
 from pycomm.topology.samples import Sample
 from pycomm.units import format_rate
 
@@ -43,6 +44,9 @@ _GRAVE = ("link_downed", "link_error_recovery", "carrier_changes", "recovery", "
 # Of so many good looks the median counts as usual: one look may be too good, as any may be bad.
 _USUAL = 9
 _SEVERITY = {State.UP: 0, State.DEGRADED: 1, State.DOWN: 2}
+
+
+_Device = TypeVar("_Device", Gpu, Nic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,25 @@ class Health:
         state = next(state for severity, _, state in known if severity == gravest)
         reasons = [reason for severity, reason, _ in known if severity == gravest and reason]
         return Verdict(state, "; ".join(dict.fromkeys(reasons)), measured, latency, rate)
+
+    def judged(self, topology: Topology, now: float) -> Topology:
+        """Return a topology whose GPUs and NICs are in the states that are believed at `now`.
+
+        What nobody looks at, such as bridges and tunnels, keeps what its reader said of it.
+        """
+
+        def believed(device: _Device) -> _Device:
+            verdict = self.verdict(device.name, now)
+            own = device.state is not State.UNKNOWN or device.name not in self._tracks
+            if verdict.state is State.UNKNOWN and own:
+                return device
+            return replace(device, state=verdict.state, reason=verdict.reason)
+
+        return replace(
+            topology,
+            gpus=tuple(map(believed, topology.gpus)),
+            nics=tuple(map(believed, topology.nics)),
+        )
 
     # ------------------------------------------------------------------------------ one look
 

@@ -99,15 +99,33 @@ class TopologyManager(Adopted):
         rules = Rules(good_probes=good_probes, ttl=ttl)
         seat = Seat(comm)
         super().__init__(seat)
+        self._prober: Prober | None = None
+        try:
+            self._begin(rules, interval, overhead, background, measure, probe)
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def _begin(
+        self,
+        rules: Rules,
+        interval: float,
+        overhead: float,
+        background: bool,
+        measure: bool,
+        probe: ProbeHost | None,
+    ) -> None:
+        """Meet the other ranks, look for the first time, and adopt what comes of it."""
+        seat = self._seat
         # What rank 0 says, and its sending while that is under way.
         self._notice = np.zeros(3, np.int64)
         self._news: Callable[[], bool] | None = None
         self._spent = 0.0
         self._interval, self._overhead = interval, overhead
-        self._measures = measure and comm.size > 1
+        self._measures = measure and self._size > 1
         who = identity()
         # Who shares memory is known to the road as well: what either tells apart is apart.
-        key = f"{who.key}/{seat.transport.hosts[comm.rank]}"
+        key = f"{who.key}/{seat.transport.hosts[self._rank]}"
         presence = Presence(key, who.name, seat.device_bus_id())
         settings = f"{rules}, {interval=}, {overhead=}, {background=}, {measure=}"
         told = seat.comm.all_gather_object((presence, seat.ethernet, settings))
@@ -122,7 +140,6 @@ class TopologyManager(Adopted):
         own = self._decider.hosts[self._rank]
         self._leaders = tuple(host[0] for host in self._hosts)
         self._among_leaders = seat.comm.split_ranks(self._leaders)
-        self._prober: Prober | None = None
         if self._among_leaders is not None:
             every = interval if background else None
             self._prober = Prober(own, probe, every, overhead, lambda: seat.alive)
@@ -312,13 +329,19 @@ class TopologyManager(Adopted):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
-        elif not self._closed:
-            self._closed = True
-            if self._prober is not None:
-                self._prober.close()
-            self._seat.leave()
-            self._seat.comm.leave(error)  # peers may be in a look
-            self._seat.abort()
+        else:
+            self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Leave because of an error, and tell those who may be in a look."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._prober is not None:
+            self._prober.close()
+        self._seat.leave()
+        self._seat.comm.leave(error)
+        self._seat.abort()
 
     def __repr__(self) -> str:
         return f"<pycomm.TopologyManager of {self._seat.label}: epoch {self.epoch}>"

@@ -1,6 +1,7 @@
 """The topology manager on threads as ranks: one decides, all adopt, at the same call."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -564,6 +565,31 @@ def test_a_manager_that_is_left_by_an_exception_leaves_the_communicator() -> Non
             assert topology.epoch == 1
 
     pycomm.run_local(2, rank, timeout=10)
+
+
+def test_a_manager_that_cannot_begin_leaves_the_communicator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rank(comm: pycomm.Communicator) -> str:
+        comm.barrier()
+        if comm.rank == 0:
+            monkeypatch.setattr(manager.Decider, "decide", lambda self, now: 1 / 0)
+        comm.barrier()
+        with pytest.raises(pycomm.CommError, match="ZeroDivisionError") as caught:
+            TopologyManager(comm, interval=0.01, measure=False)
+        comm.barrier()
+        monkeypatch.undo()
+        comm.barrier()
+        with quiet(comm):
+            comm.barrier()
+        return str(caught.value)
+
+    before = set(threading.enumerate())
+    told = pycomm.run_local(2, rank, timeout=10)
+    assert told[0] == told[1]
+    time.sleep(0.05)
+    left = set(threading.enumerate()) - before
+    assert not [one for one in left if one.name == "pycomm topology"]
 
 
 @pytest.mark.parametrize("key", [lambda rank: -rank, lambda rank: (5 * rank) % 4])
